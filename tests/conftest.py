@@ -1,0 +1,40 @@
+"""Eight virtual CPU devices, cheap compilation, and a float64 switch.
+
+JAX reads its settings when it is first imported, so they are set here, before any test module is.
+Every xdist worker is a process of its own and reads this file too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+NUM_DEVICES = 8
+_FLAGS = (
+    f"--xla_force_host_platform_device_count={NUM_DEVICES}",
+    # Compilation dominates small tests: no optimization cuts it to about a quarter.
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
+
+if "jax" in sys.modules:
+    raise RuntimeError("jax was imported before tests/conftest.py could set its flags")
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
+# Tests that start a process of their own hand this environment on.
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """64-bit types for one test: `@pytest.mark.usefixtures("x64")`, or as an argument."""
+    import jax
+
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)

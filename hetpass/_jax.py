@@ -14,6 +14,11 @@ import jax
 from jax._src import source_info_util as _source_info_util  # private in 0.10 to 0.12
 from jax.extend import core as _core
 
+try:  # by 0.12 scan keeps its argument groups in a FlatTree; absent in 0.10
+    from jax._src import flattree as _flattree
+except ImportError:
+    _flattree = None
+
 # jax.extend.core holds these since 0.4.36. By 0.12 ClosedJaxpr and Jaxpr are one class.
 ClosedJaxpr = _core.ClosedJaxpr
 Jaxpr = _core.Jaxpr
@@ -34,11 +39,14 @@ def make_var(aval: Any) -> Var:
 
 
 def make_jaxpr_value(
-    invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
+    invars: Sequence[Var],
+    outvars: Sequence[Atom],
+    eqns: Sequence[JaxprEqn],
+    constvars: Sequence[Var] = (),
 ) -> Jaxpr:
-    """An open jaxpr without constants; its effects are those of its equations."""
+    """An open jaxpr; its effects are those of its equations."""
     effects = frozenset().union(*(e.effects for e in eqns)) if eqns else frozenset()
-    return Jaxpr((), list(invars), list(outvars), list(eqns), effects)
+    return Jaxpr(list(constvars), list(invars), list(outvars), list(eqns), effects)
 
 
 def open_jaxpr(value: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
@@ -58,3 +66,99 @@ def user_frame(eqn: JaxprEqn) -> str:
 
 def name_stack(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
+
+
+# ---------------------------------------------------------------------------------------------
+# Equations that hold jaxprs
+
+
+def make_eqn(
+    eqn: JaxprEqn,
+    invars: Sequence[Atom],
+    outvars: Sequence[Var],
+    params: dict[str, Any] | None = None,
+) -> JaxprEqn:
+    """The equation with other operands, results and parameters; its source is kept.
+
+    Effects of a nested scan or cond are recomputed by JAX from the jaxpr, so they are kept too.
+    """
+    new = eqn.params if params is None else params
+    return eqn.replace(invars=list(invars), outvars=list(outvars), params=new)
+
+
+def with_name_prefix(eqn: JaxprEqn, caller: JaxprEqn) -> JaxprEqn:
+    """The equation of an inlined call, its name stack prefixed with the caller's."""
+    outer = caller.source_info.name_stack
+    inner = eqn.source_info.name_stack
+    info = eqn.source_info.replace(name_stack=outer + inner)
+    return eqn.replace(source_info=info)
+
+
+def close(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
+    """What JAX expects as the `jaxpr` parameter of scan, cond and while."""
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """(number of constants, number of carries) of a scan.
+
+    0.10 and 0.11: parameters `num_consts`, `num_carry`; by 0.12: groups of `ft_in`.
+    """
+    if "ft_in" in eqn.params:
+        consts, carry, _ = eqn.params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return eqn.params["num_consts"], eqn.params["num_carry"]
+
+
+def scan_params(
+    eqn: JaxprEqn,
+    body: Any,
+    *,
+    length: int,
+    num_consts: int,
+    num_carry: int,
+    num_xs: int,
+    num_ys: int,
+) -> dict[str, Any]:
+    """The parameters of `eqn` (a scan) for another body, length and argument groups."""
+    params = dict(eqn.params, jaxpr=body, length=length)
+    if "ft_in" in params:
+        nones, pack = _flattree.nones, _flattree.pack
+        params["ft_in"] = pack((nones(num_consts), nones(num_carry), nones(num_xs)))
+        params["ft_out"] = pack((nones(num_carry), nones(num_ys)))
+    else:
+        params["num_consts"], params["num_carry"] = num_consts, num_carry
+        if "linear" in params:  # gone in 0.10.2
+            params["linear"] = (False,) * (num_consts + num_carry + num_xs)
+    return params
+
+
+# ---------------------------------------------------------------------------------------------
+# Running
+
+
+def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """The equation's results, evaluated (or traced) as `jax.core.eval_jaxpr` does it.
+
+    `Primitive.get_bind_params` gives call-like primitives the form in which they are bound, in
+    0.10 to 0.12; name stacks are relative to the enclosing jaxpr.
+    """
+    stack = _source_info_util.current_name_stack() + eqn.source_info.name_stack
+    context = _source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+    with context, eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def shard_arrays(array: jax.Array) -> list[jax.Array]:
+    """The single-device arrays of an addressable array, in the order of its device assignment.
+
+    `addressable_shards` says the same ten times slower, and `addressable_data` gives shard 0 for
+    every index of a replicated array. `_arrays` is private in 0.10 to 0.12.
+    """
+    return list(array._arrays)  # type: ignore[attr-defined]
+
+
+def device_order(sharding: Any) -> tuple[Any, ...]:
+    """The devices of a sharding in the order of `shard_arrays` (private in 0.10 to 0.12)."""
+    return tuple(sharding._addressable_device_assignment)

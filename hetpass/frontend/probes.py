@@ -1,0 +1,160 @@
+"""The step at B, 2B and 3B laid side by side: what grows with the batch, and how.
+
+The three traces must correspond equation by equation. Sizes that differ must be affine in the
+batch, fitted on two traces and verified on the third; from the fit the program at any b is
+instantiated. Numbers that are values, not sizes (the 1/N of a mean, a clip bound), stay those of
+the full batch: a mean's partial sums then add up to the full mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetpass import _jax
+from hetpass._jax import Jaxpr, JaxprEqn, Literal, Var
+
+Growth = tuple[int, ...] | None
+"""Per dimension how much its size grows from B to 2B (0: free of the batch). None: some size is
+not affine in the batch."""
+
+SIZE_PARAMS = frozenset(
+    {
+        "shape",
+        "new_sizes",
+        "sizes",
+        "start_indices",
+        "limit_indices",
+        "slice_sizes",
+        "length",
+        "batch_group_count",
+        "feature_group_count",
+        "window_dimensions",
+        "padding_config",
+        "padding",
+        "k",
+    }
+)
+"""Parameters that hold sizes. Any other number that differs is a value and is kept from B."""
+
+NESTED_PARAMS = frozenset({"jaxpr", "branches", "cond_jaxpr", "body_jaxpr"})
+
+
+class ProbeMismatch(Exception):
+    """The traces do not correspond. `str()` is a sentence for the user."""
+
+
+@dataclass
+class Probes:
+    """What `compare` found.
+
+    Attributes:
+      growth: of every variable at B, also inside nested jaxprs.
+      doubled: id of an equation at B -> its equation at 2B.
+    """
+
+    growth: dict[Var, Growth] = field(default_factory=dict)
+    doubled: dict[int, JaxprEqn] = field(default_factory=dict)
+
+
+def compare(jaxprs: Sequence[Jaxpr]) -> Probes:
+    """Lay the traces at B, 2B, 3B side by side.
+
+    Raises:
+      ProbeMismatch: they do not correspond equation by equation.
+    """
+    found = Probes()
+    _compare(tuple(jaxprs), found)
+    return found
+
+
+def _compare(jaxprs: tuple[Jaxpr, ...], found: Probes) -> None:
+    numbering: list[dict[Var, int]] = [{} for _ in jaxprs]
+
+    def define(variables: tuple[Var, ...]) -> None:
+        for table, var in zip(numbering, variables, strict=True):
+            table[var] = len(table)
+        found.growth[variables[0]] = _growth([v.aval for v in variables])
+
+    firsts = [[*j.constvars, *j.invars] for j in jaxprs]
+    if len({len(f) for f in firsts}) != 1:
+        raise ProbeMismatch("it takes another number of values at another batch size")
+    for variables in zip(*firsts, strict=True):
+        define(variables)
+    for i, eqn in enumerate(jaxprs[0].eqns):
+        others = [j.eqns[i] if i < len(j.eqns) else None for j in jaxprs[1:]]
+        _check_equation(eqn, others, numbering)
+        eqns = (eqn, *(e for e in others if e is not None))
+        for variables in zip(*(e.outvars for e in eqns), strict=True):
+            define(variables)
+        for name in eqn.params:
+            if name in NESTED_PARAMS:
+                for nested in zip(*(_nested(e.params[name]) for e in eqns), strict=True):
+                    _compare(nested, found)
+        found.doubled[id(eqn)] = eqns[1]
+    if any(len(j.eqns) != len(jaxprs[0].eqns) for j in jaxprs):
+        raise ProbeMismatch("it has more equations at a larger batch")
+    outs = [_reads(j.outvars, table) for j, table in zip(jaxprs, numbering, strict=True)]
+    if any(o != outs[0] for o in outs):
+        raise ProbeMismatch("it returns other values at another batch size")
+
+
+def _check_equation(
+    eqn: JaxprEqn, others: Sequence[JaxprEqn | None], numbering: Sequence[dict[Var, int]]
+) -> None:
+    for k, other in enumerate(others):
+        scale = f"at {k + 2} times the batch"
+        where = f"`{eqn.primitive.name}` ({_jax.user_frame(eqn)})"
+        if other is None:
+            raise ProbeMismatch(f"{scale} it has no equation that matches {where}")
+        if other.primitive is not eqn.primitive:
+            raise ProbeMismatch(f"{scale} {where} becomes `{other.primitive.name}`")
+        same_reads = _reads(eqn.invars, numbering[0]) == _reads(other.invars, numbering[k + 1])
+        if not same_reads or len(eqn.outvars) != len(other.outvars):
+            raise ProbeMismatch(f"{scale} {where} reads other values")
+        for a, b in zip([*eqn.invars, *eqn.outvars], [*other.invars, *other.outvars], strict=True):
+            shape_a, shape_b = getattr(a.aval, "shape", ()), getattr(b.aval, "shape", ())
+            if len(shape_a) != len(shape_b):
+                raise ProbeMismatch(f"{scale} {where} has values of another rank")
+
+
+def _reads(atoms: Sequence[Any], numbering: dict[Var, int]) -> list[int]:
+    return [-1 if isinstance(a, Literal) else numbering[a] for a in atoms]
+
+
+def _nested(param: Any) -> list[Jaxpr]:
+    params = param if isinstance(param, tuple) else (param,)
+    return [_jax.open_jaxpr(p)[0] for p in params if _jax.is_jaxpr(p)]
+
+
+def _growth(avals: Sequence[Any]) -> Growth:
+    shapes = [getattr(a, "shape", ()) for a in avals]
+    steps = []
+    for sizes in zip(*shapes, strict=True):
+        differences = {b - a for a, b in zip(sizes, sizes[1:], strict=False)}
+        if len(differences) > 1:
+            return None
+        steps.append(differences.pop() if differences else 0)
+    return tuple(steps)
+
+
+def at_microbatch(full: Any, doubled: Any, num_microbatches: int) -> Any:
+    """A size (or nested tuple of sizes) at b = B / M from its values at B and 2B.
+
+    Raises:
+      ValueError: it is not a whole number there.
+    """
+    if isinstance(full, (tuple, list)):
+        parts = [at_microbatch(f, d, num_microbatches) for f, d in zip(full, doubled, strict=True)]
+        return type(full)(parts) if not hasattr(full, "_fields") else type(full)(*parts)
+    if isinstance(full, bool) or not _is_integer(full) or full == doubled:
+        return full
+    shrink = (int(doubled) - int(full)) * (num_microbatches - 1)
+    if shrink % num_microbatches:
+        raise ValueError(f"{full} at B and {doubled} at 2B is no whole number at B / M")
+    return int(full) - shrink // num_microbatches
+
+
+def _is_integer(value: Any) -> bool:
+    return hasattr(value, "__index__")

@@ -1,0 +1,269 @@
+"""The pass `trace`: an unmodified step and example arguments -> Traced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from hetpass import _jax
+from hetpass.errors import HetpassError, TraceError
+from hetpass.frontend.inline import Inlined, inline
+from hetpass.frontend.probes import ProbeMismatch, compare
+from hetpass.ir.program import InputLeaf, Traced
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a step takes its arguments.
+
+    Attributes:
+      batch_argnums: arguments whose arrays have a leading dimension of B examples.
+      donate_argnums: arguments that the caller gives away.
+      static_argnums: arguments that are part of the program, not arrays.
+      batch_axes: exceptions by path, `{"batch['weights']": None, "state.cache": 0}`: the
+        dimension of the examples, or None for free of the batch. A path stands for all below it.
+    """
+
+    batch_argnums: tuple[int, ...] = (1,)
+    donate_argnums: tuple[int, ...] = (0,)
+    static_argnums: tuple[int, ...] = ()
+    batch_axes: Mapping[str, int | None] = field(default_factory=dict)
+
+
+def trace(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    signature: Signature = Signature(),
+    *,
+    arg_names: Sequence[str] = (),
+) -> Traced:
+    """Trace a step at B, 2B and 3B.
+
+    Args:
+      fun: the step; called three times with tracers.
+      args, kwargs: arrays, scalars or `jax.ShapeDtypeStruct`s.
+      signature: which arguments hold the batch, are donated, are static.
+      arg_names: of the positional arguments, for messages.
+
+    Raises:
+      TraceError: the arguments are no arrays, the batch's leaves disagree in size, or the step
+        cannot be traced at B.
+    """
+    name = getattr(fun, "__name__", type(fun).__name__)
+    statics = {i: args[i] for i in signature.static_argnums if i < len(args)}
+    dynamic = [a for i, a in enumerate(args) if i not in statics]
+    argnums = [i for i in range(len(args)) if i not in statics]
+    leaves, in_tree = jax.tree_util.tree_flatten_with_path((tuple(dynamic), dict(kwargs)))
+    inputs = [_leaf(path, value, argnums, arg_names, signature) for path, value in leaves]
+    batch_size = _batch_size(inputs, signature)
+
+    def flat(*values: Any) -> Any:
+        positional, keywords = jax.tree_util.tree_unflatten(in_tree, values)
+        rest = iter(positional)
+        merged = [statics[i] if i in statics else next(rest) for i in range(len(args))]
+        return fun(*merged, **keywords)
+
+    first, out_shape = _trace_at(flat, name, inputs, 1)
+    out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
+    probes, failure = _probe(flat, name, inputs, first, batch_size)
+    constants = [
+        InputLeaf(f"constant {i}", v.aval, None, None, False)
+        for i, v in enumerate(first.jaxpr.invars[len(inputs) :])
+    ]
+    constants = _constant_axes(constants, first, probes)
+    return Traced(
+        name=name,
+        jaxpr=first.jaxpr,
+        probes=tuple(p.jaxpr for p in probes),
+        probe_failure=failure,
+        inputs=(*inputs, *constants),
+        constants=first.constants,
+        in_tree=in_tree,
+        out_tree=out_tree,
+        out_paths=tuple("result" + _path_text(path) for path, _ in out_leaves),
+        batch_size=batch_size,
+        recomputed=first.recomputed,
+    )
+
+
+def abstract(value: Any, path: str = "argument") -> _jax.ShapedArray:
+    """The aval of an argument leaf, weak types kept as `jax.jit` does.
+
+    Raises:
+      TraceError: the leaf is not an array, a number or a `jax.ShapeDtypeStruct`.
+    """
+    if isinstance(value, jax.ShapeDtypeStruct):
+        weak = bool(getattr(value, "weak_type", False))
+        dtype = jax.dtypes.canonicalize_dtype(value.dtype) if _plain(value.dtype) else value.dtype
+        return _jax.ShapedArray(tuple(value.shape), dtype, weak_type=weak)
+    try:
+        aval = jax.typeof(value)
+    except TypeError:
+        aval = None
+    if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
+        raise TraceError(
+            "HP-TRACE-ARGUMENT",
+            f"{path} is a {type(value).__name__}, which is not an array",
+            where=path,
+            details=[f"value: {value!r:.80}"],
+            ways_out=[
+                "pass arrays, numbers, or pytrees of them",
+                "name the argument in static_argnums if it is part of the program",
+            ],
+        )
+    return _jax.ShapedArray(aval.shape, aval.dtype, weak_type=bool(aval.weak_type))
+
+
+def _plain(dtype: Any) -> bool:
+    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+def _path_text(path: Sequence[Any]) -> str:
+    return jax.tree_util.keystr(tuple(path))
+
+
+def _leaf(
+    path: Sequence[Any],
+    value: Any,
+    argnums: Sequence[int],
+    arg_names: Sequence[str],
+    signature: Signature,
+) -> InputLeaf:
+    if path[0].idx == 0:  # positional
+        argnum: int | None = argnums[path[1].idx]
+        known = argnum is not None and argnum < len(arg_names)
+        text = (arg_names[argnum] if known else f"args[{argnum}]") + _path_text(path[2:])
+    else:
+        argnum = None
+        text = str(path[1].key) + _path_text(path[2:])
+    aval = abstract(value, text)
+    batch_dim = 0 if argnum in signature.batch_argnums and aval.ndim else None
+    batch_dim = _declared_axis(text, aval, batch_dim, signature.batch_axes)
+    return InputLeaf(text, aval, argnum, batch_dim, argnum in signature.donate_argnums)
+
+
+def _declared_axis(
+    text: str, aval: Any, default: int | None, axes: Mapping[str, int | None]
+) -> int | None:
+    matches = [p for p in axes if text == p or (text.startswith(p) and text[len(p)] in "[.")]
+    if not matches:
+        return default
+    axis = axes[max(matches, key=len)]
+    if axis is not None and not -aval.ndim <= axis < aval.ndim:
+        raise TraceError(
+            "HP-TRACE-BATCH-AXIS",
+            f"batch_axes says that {text} has its examples along dimension {axis}",
+            where=text,
+            details=[f"its shape is {tuple(aval.shape)}"],
+            ways_out=[f"give a dimension below {aval.ndim}, or None for free of the batch"],
+        )
+    return None if axis is None else axis % aval.ndim
+
+
+def _batch_size(inputs: Sequence[InputLeaf], signature: Signature) -> int | None:
+    for axis_path in signature.batch_axes:
+        if not any(leaf.path.startswith(axis_path) for leaf in inputs):
+            raise TraceError(
+                "HP-TRACE-BATCH-AXIS",
+                f"batch_axes names {axis_path!r}, which is no argument of the step",
+                details=["the arguments are " + ", ".join(leaf.path for leaf in inputs[:20])],
+                ways_out=["write the path as it is listed above"],
+            )
+    batched = [leaf for leaf in inputs if leaf.batch_dim is not None]
+    sizes = Counter(leaf.aval.shape[leaf.batch_dim] for leaf in batched)
+    if len(sizes) > 1:
+        usual = sizes.most_common(1)[0][0]
+        odd = next(leaf for leaf in batched if leaf.aval.shape[leaf.batch_dim] != usual)
+        raise TraceError(
+            "HP-TRACE-BATCH-SIZE",
+            "the arrays of the batch disagree in the number of examples",
+            where=odd.path,
+            details=[f"{leaf.path}: {tuple(leaf.aval.shape)}" for leaf in batched[:12]],
+            ways_out=[
+                f"options=hp.Options(batch_axes={{{odd.path!r}: None}}) if it is free of the batch",
+                "batch_axes with the dimension that holds the examples",
+                "batch_argnums if another argument is the batch",
+            ],
+        )
+    size = next(iter(sizes), None)
+    if size == 0:
+        raise TraceError(
+            "HP-TRACE-BATCH-SIZE",
+            "the batch is empty",
+            where=batched[0].path,
+            ways_out=["pass at least one example"],
+        )
+    return size
+
+
+def _trace_at(
+    flat: Callable[..., Any], name: str, inputs: Sequence[InputLeaf], scale: int
+) -> tuple[Inlined, Any]:
+    structs = []
+    for leaf in inputs:
+        shape = list(leaf.aval.shape)
+        if leaf.batch_dim is not None:
+            shape[leaf.batch_dim] *= scale
+        weak = {"weak_type": True} if leaf.aval.weak_type else {}
+        structs.append(jax.ShapeDtypeStruct(tuple(shape), leaf.aval.dtype, **weak))
+    try:
+        closed, out_shape = jax.make_jaxpr(flat, return_shape=True)(*structs)
+    except HetpassError:
+        raise
+    except Exception as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise TraceError(
+            "HP-TRACE-STEP",
+            f"the step {name} cannot be traced",
+            details=[f"{type(error).__name__}: {first_line}"],
+            ways_out=[
+                "make it run under jax.jit first: jax.jit(step).trace(...) fails in the same place",
+                "static_argnums for arguments that steer Python control flow",
+            ],
+        ) from error
+    return inline(closed), out_shape
+
+
+def _probe(
+    flat: Callable[..., Any],
+    name: str,
+    inputs: Sequence[InputLeaf],
+    first: Inlined,
+    batch_size: int | None,
+) -> tuple[list[Inlined], str]:
+    """The programs at 2B and 3B, or why there are none."""
+    if batch_size is None:
+        return [], "the step has no batch"
+    probes = []
+    for scale in (2, 3):
+        try:
+            probes.append(_trace_at(flat, name, inputs, scale)[0])
+        except TraceError as error:
+            reason = error.details[0] if error.details else error.what
+            return [], f"at {scale * batch_size} examples it cannot be traced ({reason})"
+    try:
+        compare([first.jaxpr, *(p.jaxpr for p in probes)])
+    except ProbeMismatch as mismatch:
+        return [], str(mismatch)
+    return probes, ""
+
+
+def _constant_axes(
+    constants: Sequence[InputLeaf], first: Inlined, probes: Sequence[Inlined]
+) -> list[InputLeaf]:
+    """Captured arrays whose size follows the batch (a numpy arange of B) are batched too."""
+    if not probes:
+        return list(constants)
+    start = len(first.jaxpr.invars) - len(constants)
+    found = []
+    for i, leaf in enumerate(constants):
+        larger = probes[0].jaxpr.invars[start + i].aval.shape
+        grown = [d for d, (a, b) in enumerate(zip(leaf.aval.shape, larger, strict=True)) if a != b]
+        dim = grown[0] if len(grown) == 1 else None
+        found.append(InputLeaf(leaf.path, leaf.aval, None, dim, False))
+    return found

@@ -1,0 +1,318 @@
+"""Plays orders of tasks over lanes and wires: when each task and transfer starts and ends.
+
+Rules:
+
+  * A lane runs its tasks in the given order, one at a time, each as soon as the lane is free and
+    the task's inputs have arrived.
+  * When a task ends, what it hands to a stage on another lane joins the queue of its wire. A wire
+    carries one transfer at a time, first come, first served (at equal times the lower task
+    number). The value arrives when the wire is done with it, plus the latency.
+  * A transfer over a link that does not overlap with compute occupies both lanes too: it starts
+    once its wire is free and neither lane runs a task, and neither lane starts a task while such
+    a transfer waits for it.
+
+Tasks are numbered (kind × S + stage) × M + microbatch with F = 0, B = 1, W = 2.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetpass.ir.schedule import Schedule, Task, TaskKind
+from hetpass.schedules.costs import PipelineCosts
+
+KINDS: tuple[TaskKind, ...] = ("F", "B", "W")
+
+Orders = Sequence[Sequence[int]]
+"""Per lane, numbers of tasks in the order of execution."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What the tasks of one kind on one stage have in common.
+
+    Attributes:
+      duration_s: of one task.
+      to: the block of the task that receives its result; -1: none on another stage.
+      to_lane: the lane of that block.
+      wire: index of the wire to get there; -1: same lane.
+      occupies_s, latency_s, overlaps: of the transfer.
+      waits: whether it needs a value from another stage.
+    """
+
+    duration_s: float
+    to: int
+    to_lane: int
+    wire: int
+    occupies_s: float
+    latency_s: float
+    overlaps: bool
+    waits: bool
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """Costs made ready for playing.
+
+    Attributes:
+      num_stages, num_microbatches: S and M.
+      lane_of: per stage.
+      blocks: 3 S of them, in the numbering of tasks.
+      wires: the names of the wires.
+      shared: whether transfers of several blocks meet on one wire.
+      updates_s: per lane, after its last task.
+    """
+
+    num_stages: int
+    num_microbatches: int
+    lane_of: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    wires: tuple[str, ...]
+    shared: bool
+    updates_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Played:
+    """Times by task number (0 for tasks that were not played), and of the transfers they caused.
+
+    Attributes:
+      start_s, end_s: of tasks.
+      sent_s, arrived_s: when the transfer of the task's result took its wire, and arrived.
+      makespan_s: until all tasks and updates are done.
+    """
+
+    start_s: list[float]
+    end_s: list[float]
+    sent_s: list[float]
+    arrived_s: list[float]
+    makespan_s: float
+
+
+def prepare(
+    costs: PipelineCosts, lane_of: tuple[int, ...], num_microbatches: int, has_weight: bool
+) -> Pipe:
+    """Costs for stages on lanes; without W tasks a B task does the weight gradients too."""
+    num_stages = len(costs.stages)
+    wires: dict[str, int] = {}
+    users = 0
+
+    def block(kind: int, stage: int) -> Block:
+        nonlocal users
+        cost = costs.stages[stage]
+        weight_in_b_s = 0.0 if has_weight else cost.weight_s
+        durations = (cost.forward_s, cost.backward_s + weight_in_b_s, cost.weight_s)
+        target = (stage + 1, stage - 1, -1)[kind]
+        waits = (stage > 0, stage < num_stages - 1, False)[kind]
+        if not 0 <= target < num_stages:
+            return Block(durations[kind], -1, -1, -1, 0.0, 0.0, True, waits)
+        lane, to_lane = lane_of[stage], lane_of[target]
+        to = kind * num_stages + target
+        if lane == to_lane:
+            return Block(durations[kind], to, to_lane, -1, 0.0, 0.0, True, waits)
+        link = costs.links[min(stage, target)]
+        name = (link.forward_wire, link.backward_wire)[kind] or f"{stage}→{target}"
+        occupies_s = (link.forward_s, link.backward_s)[kind]
+        users += 1
+        wire = wires.setdefault(name, len(wires))
+        return Block(
+            durations[kind], to, to_lane, wire, occupies_s, link.latency_s, link.overlaps, waits
+        )
+
+    blocks = tuple(block(kind, stage) for kind in range(3) for stage in range(num_stages))
+    updates_s = [0.0] * (max(lane_of) + 1)
+    for stage, lane in enumerate(lane_of):
+        updates_s[lane] += costs.stages[stage].update_s
+    return Pipe(
+        num_stages,
+        num_microbatches,
+        lane_of,
+        blocks,
+        tuple(wires),
+        users > len(wires),
+        tuple(updates_s),
+    )
+
+
+def numbered(schedule: Schedule) -> list[list[int]]:
+    """The orders of a schedule's lanes."""
+    stages, microbatches = schedule.num_stages, schedule.num_microbatches
+    base = {kind: index * stages for index, kind in enumerate(KINDS)}
+    return [
+        [(base[t.kind] + t.stage) * microbatches + t.microbatch for t in lane.tasks]
+        for lane in schedule.lanes
+    ]
+
+
+def task(number: int, num_stages: int, num_microbatches: int) -> Task:
+    """The task of that number."""
+    block, microbatch = divmod(number, num_microbatches)
+    kind, stage = divmod(block, num_stages)
+    return Task(KINDS[kind], stage, microbatch)
+
+
+def play(pipe: Pipe, orders: Orders) -> Played | None:
+    """Times of all tasks and transfers; None if the lanes wait for each other for ever."""
+    if all(block.overlaps for block in pipe.blocks):
+        return _play_overlapping(pipe, orders)
+    return play_blocking(pipe, orders)
+
+
+def _play_overlapping(pipe: Pipe, orders: Orders) -> Played | None:
+    """One event per task: with fixed orders a lane's next task can be timed once it is ready."""
+    microbatches = pipe.num_microbatches
+    size = len(pipe.blocks) * microbatches
+    start_s, end_s, sent_s, arrived_s = ([0.0] * size for _ in range(4))
+    ready_s = [-1.0 if b.waits else 0.0 for b in pipe.blocks for _ in range(microbatches)]
+    facts = [
+        (b.duration_s, (b.to - index) * microbatches if b.to >= 0 else 0, b)
+        for index, b in enumerate(pipe.blocks)
+    ]
+    free_s = [0.0] * len(orders)
+    wire_free_s = [0.0] * len(pipe.wires)
+    at = [0] * len(orders)
+    left = sum(len(order) for order in orders)
+    events: list[tuple[float, int]] = []
+    push, pop = heapq.heappush, heapq.heappop
+    wake = list(range(len(orders)))
+    while True:
+        for lane in wake:
+            order, position, now_s = orders[lane], at[lane], free_s[lane]
+            while position < len(order):
+                number = order[position]
+                ready = ready_s[number]
+                if ready < 0:
+                    break
+                if ready > now_s:
+                    now_s = ready
+                start_s[number] = now_s
+                now_s += facts[number // microbatches][0]
+                end_s[number] = now_s
+                push(events, (now_s, number))
+                position += 1
+            at[lane], free_s[lane] = position, now_s
+        if not events:
+            break
+        now_s, number = pop(events)
+        left -= 1
+        wake = []
+        _, step, block = facts[number // microbatches]
+        if step:
+            if block.wire >= 0:
+                wire = block.wire
+                begin_s = wire_free_s[wire] if wire_free_s[wire] > now_s else now_s
+                sent_s[number] = begin_s
+                wire_free_s[wire] = begin_s + block.occupies_s
+                now_s = begin_s + block.occupies_s + block.latency_s
+            arrived_s[number] = now_s
+            ready_s[number + step] = now_s
+            lane = block.to_lane
+            if at[lane] < len(orders[lane]) and orders[lane][at[lane]] == number + step:
+                wake = [lane]
+    if left:
+        return None
+    makespan_s = max(free + update for free, update in zip(free_s, pipe.updates_s, strict=True))
+    return Played(start_s, end_s, sent_s, arrived_s, makespan_s)
+
+
+def play_blocking(pipe: Pipe, orders: Orders) -> Played | None:
+    """As `play`, for links of both sorts: queues and lanes are looked at after every instant."""
+    return _BlockingPlay(pipe, orders).run()
+
+
+_TASK_ENDED, _WIRE_DONE, _ARRIVED = range(3)
+
+
+class _BlockingPlay:
+    """The state of one run with transfers that hold their lanes."""
+
+    def __init__(self, pipe: Pipe, orders: Orders) -> None:
+        size = len(pipe.blocks) * pipe.num_microbatches
+        self.pipe, self.orders = pipe, orders
+        self.start_s, self.end_s, self.sent_s, self.arrived_s = ([0.0] * size for _ in range(4))
+        self.ready = [not b.waits for b in pipe.blocks for _ in range(pipe.num_microbatches)]
+        self.idle = [True] * len(orders)
+        self.wire_idle = [True] * len(pipe.wires)
+        self.queues: list[deque[int]] = [deque() for _ in pipe.wires]
+        self.at = [0] * len(orders)
+        self.done_s = [0.0] * len(orders)
+        self.events: list[tuple[float, int, int]] = []
+
+    def run(self) -> Played | None:
+        now_s = 0.0
+        self._start(now_s)
+        while self.events:
+            now_s = self.events[0][0]
+            while self.events and self.events[0][0] == now_s:
+                _, what, number = heapq.heappop(self.events)
+                self._happen(now_s, what, number)
+            self._start(now_s)
+        if any(at < len(order) for at, order in zip(self.at, self.orders, strict=True)):
+            return None
+        makespan_s = max(
+            done + update for done, update in zip(self.done_s, self.pipe.updates_s, strict=True)
+        )
+        return Played(self.start_s, self.end_s, self.sent_s, self.arrived_s, makespan_s)
+
+    def _lanes(self, number: int) -> tuple[int, int]:
+        index = number // self.pipe.num_microbatches
+        block = self.pipe.blocks[index]
+        return self.pipe.lane_of[index % self.pipe.num_stages], block.to_lane
+
+    def _receiver(self, number: int) -> int:
+        index, microbatch = divmod(number, self.pipe.num_microbatches)
+        return self.pipe.blocks[index].to * self.pipe.num_microbatches + microbatch
+
+    def _happen(self, now_s: float, what: int, number: int) -> None:
+        block = self.pipe.blocks[number // self.pipe.num_microbatches]
+        source, target = self._lanes(number)
+        if what == _ARRIVED:
+            self.arrived_s[number] = now_s
+            self.ready[self._receiver(number)] = True
+        elif what == _WIRE_DONE:
+            self.wire_idle[block.wire] = True
+            if not block.overlaps:
+                self.idle[source] = self.idle[target] = True
+            heapq.heappush(self.events, (now_s + block.latency_s, _ARRIVED, number))
+        else:
+            self.idle[source] = True
+            self.done_s[source] = now_s
+            if block.wire >= 0:
+                self.queues[block.wire].append(number)
+            elif block.to >= 0:
+                self.arrived_s[number] = now_s
+                self.ready[self._receiver(number)] = True
+
+    def _start(self, now_s: float) -> None:
+        """Transfers first; then tasks on lanes that no waiting transfer claims."""
+        claimed: set[int] = set()
+        for wire, queue in enumerate(self.queues):
+            if not queue or not self.wire_idle[wire]:
+                continue
+            number = queue[0]
+            block = self.pipe.blocks[number // self.pipe.num_microbatches]
+            source, target = self._lanes(number)
+            if not block.overlaps:
+                if not (self.idle[source] and self.idle[target]):
+                    claimed |= {source, target}
+                    continue
+                self.idle[source] = self.idle[target] = False
+            queue.popleft()
+            self.wire_idle[wire] = False
+            self.sent_s[number] = now_s
+            heapq.heappush(self.events, (now_s + block.occupies_s, _WIRE_DONE, number))
+        for lane, order in enumerate(self.orders):
+            at = self.at[lane]
+            if self.idle[lane] and lane not in claimed and at < len(order):
+                number = order[at]
+                if self.ready[number]:
+                    self.idle[lane] = False
+                    self.at[lane] = at + 1
+                    end_s = (
+                        now_s + self.pipe.blocks[number // self.pipe.num_microbatches].duration_s
+                    )
+                    self.start_s[number], self.end_s[number] = now_s, end_s
+                    heapq.heappush(self.events, (end_s, _TASK_ENDED, number))

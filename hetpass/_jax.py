@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax._src import source_info_util as _source_info_util  # private in 0.10 to 0.12
 from jax.extend import core as _core
+from jax.interpreters import partial_eval as _pe  # dce_jaxpr; 0.10 to 0.12
 
 try:  # by 0.12 scan keeps its argument groups in a FlatTree; absent in 0.10
     from jax._src import flattree as _flattree
@@ -162,3 +163,27 @@ def shard_arrays(array: jax.Array) -> list[jax.Array]:
 def device_order(sharding: Any) -> tuple[Any, ...]:
     """The devices of a sharding in the order of `shard_arrays` (private in 0.10 to 0.12)."""
     return tuple(sharding._addressable_device_assignment)
+
+
+def scan_arity(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many constants and carries a `scan` has. (0.10: num_consts, num_carry; 0.12: ft_in.)"""
+    if "num_carry" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].update(list(eqn.invars)).unpack()
+    return len(list(consts)), len(list(carry))
+
+
+def close_jaxpr(jaxpr: Jaxpr) -> Any:
+    """A jaxpr without constants as an equation's parameter holds it. (By 0.12 one class.)"""
+    return ClosedJaxpr(jaxpr, ())
+
+
+def drop_dead_code(
+    jaxpr: Jaxpr, used_outputs: Sequence[bool], kept_inputs: Sequence[bool]
+) -> tuple[Jaxpr, list[bool]]:
+    """`jaxpr` restricted to some outputs, and which of its inputs are left.
+
+    Dead code inside calls, scans and branches goes too. (`pe.dce_jaxpr`, 0.10 to 0.12; 0.12 has
+    one more optional argument.)
+    """
+    return _pe.dce_jaxpr(jaxpr, list(used_outputs), instantiate=list(kept_inputs))

@@ -8,11 +8,20 @@ to, not including, 0.13.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax._src import source_info_util as _source_info_util  # private in 0.10 to 0.12
-from jax.extend import core as _core
+from jax.core import ShapedArray
+from jax.extend.core import (  # there since 0.4.36
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+)
 from jax.interpreters import partial_eval as _pe  # dce_jaxpr; 0.10 to 0.12
 
 try:  # by 0.12 scan keeps its argument groups in a FlatTree; absent in 0.10
@@ -20,16 +29,8 @@ try:  # by 0.12 scan keeps its argument groups in a FlatTree; absent in 0.10
 except ImportError:
     _flattree = None
 
-# jax.extend.core holds these since 0.4.36. By 0.12 ClosedJaxpr and Jaxpr are one class.
-ClosedJaxpr = _core.ClosedJaxpr
-Jaxpr = _core.Jaxpr
-JaxprEqn = _core.JaxprEqn
-Var = _core.Var
-DropVar = _core.DropVar
-Literal = _core.Literal
-Primitive = _core.Primitive
-ShapedArray = jax.core.ShapedArray
-Atom = Var | Literal
+# By 0.12 ClosedJaxpr and Jaxpr are one class.
+Atom: TypeAlias = Var | Literal
 
 JAX_VERSION: tuple[int, ...] = tuple(int(p) for p in jax.__version__.split(".")[:3])
 

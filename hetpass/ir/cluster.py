@@ -333,10 +333,10 @@ def _read_group(record: Any, own: Mapping[str, DeviceKind]) -> DeviceGroup:
     with at("kind"):
         kind = find_kind(READER.text(fields["kind"]), own)
     links: dict[str, Link | None] = {"intra_host": None, "inter_host": None}
-    for place in links:
-        if place in fields:
-            with at(place):
-                links[place] = read_link(fields[place])
+    for key in links:
+        if key in fields:
+            with at(key):
+                links[key] = read_link(fields[key])
     return DeviceGroup(
         name=fields["name"],
         kind=kind,

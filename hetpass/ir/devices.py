@@ -145,8 +145,9 @@ class DeviceKind:
 
     def __str__(self) -> str:
         rates = ", ".join(f"{d} {spelled(r, 'flops')}" for d, r in self.peak_flops.items())
-        memory = f"{spelled(self.memory_bytes, 'bytes')} at {spelled(self.memory_bandwidth, 'bandwidth')}"
-        return f"{self.name}: {memory}; {rates}"
+        memory = spelled(self.memory_bytes, "bytes")
+        bandwidth = spelled(self.memory_bandwidth, "bandwidth")
+        return f"{self.name}: {memory} at {bandwidth}; {rates}"
 
 
 @dataclass(frozen=True)
@@ -191,23 +192,23 @@ class DeviceGroup:
         object.__setattr__(self, "devices_per_host", int(self.devices_per_host))
         if self.intra_host is None:
             object.__setattr__(self, "intra_host", self.kind.link)
-        for place in ("intra_host", "inter_host"):
-            link = getattr(self, place)
+        for key in ("intra_host", "inter_host"):
+            link = getattr(self, key)
             if link is not None and not isinstance(link, Link):
-                READER.refuse("TYPE", f"a Link is needed, not {shown(link)}", place)
+                READER.refuse("TYPE", f"a Link is needed, not {shown(link)}", key)
         self._check_links()
 
     def _check_links(self) -> None:
-        for place, wanted, count in (
+        for key, wanted, count in (
             ("intra_host", self.devices_per_host > 1, f"{self.devices_per_host} devices per host"),
             ("inter_host", self.hosts > 1, f"{self.hosts} hosts"),
         ):
-            if wanted and getattr(self, place) is None:
+            if wanted and getattr(self, key) is None:
                 READER.refuse(
                     "LINK",
-                    f"the group {self.name!r} has {count} and no {place} link",
-                    place,
-                    ways_out=[f'{place} = {{ latency = "10 us", bandwidth = "25 GB/s" }}'],
+                    f"the group {self.name!r} has {count} and no {key} link",
+                    key,
+                    ways_out=[f'{key} = {{ latency = "10 us", bandwidth = "25 GB/s" }}'],
                 )
 
     @property

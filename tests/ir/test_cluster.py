@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -186,8 +187,8 @@ def test_records_made_by_hand_are_checked_too():
         Cluster(("one",))
     with pytest.raises(ClusterError):
         Cluster((one,)).group("on")
+    other = DeviceKind("cpu", {"float32": 1.0}, 1, 1.0)
     with pytest.raises(ClusterError, match="two different device kinds"):
-        other = DeviceKind("cpu", {"float32": 1.0}, 1, 1.0)
         Cluster((one, DeviceGroup("two", other, 1, 1)), default_link=Link(0, 1))
 
 
@@ -268,10 +269,8 @@ def test_files_give_the_cluster_back_exactly(tmp_path_factory, cluster, suffix):
     )
 )
 def test_whatever_a_file_holds_only_cluster_errors_come_out(data):
-    try:
+    with suppress(ClusterError):
         Cluster.from_dict(data)
-    except ClusterError as error:
-        assert error.code.startswith("HP-CLUSTER-")
 
 
 def test_to_file_refuses_other_suffixes(tmp_path):

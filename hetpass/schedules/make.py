@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from hetpass.errors import ScheduleError
 from hetpass.ir.schedule import Schedule
 from hetpass.schedules.costs import PipelineCosts
-from hetpass.schedules.one_f_one_b import ForwardOnly, GPipe, OneFOneB, h_1f1b_deltas
+from hetpass.schedules.forward_only import ForwardOnly
+from hetpass.schedules.interleaved import Interleaved, num_lanes, wound
+from hetpass.schedules.one_f_one_b import GPipe, OneFOneB, h_1f1b_deltas
+from hetpass.schedules.zero_bubble import ZeroBubble, ZeroBubbleV, v_shape
 
 
 class Policy(Protocol):
@@ -26,6 +31,14 @@ class Policy(Protocol):
         """The schedule of S stages and M microbatches."""
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """What `make_schedule` was asked for, beyond the name."""
+
+    costs: PipelineCosts | None
+    stages_per_lane: int
+
+
 def make_schedule(
     name: str,
     *,
@@ -34,6 +47,7 @@ def make_schedule(
     has_backward: bool = True,
     in_flight: tuple[int, ...] | None = None,
     costs: PipelineCosts | None = None,
+    stages_per_lane: int = 2,
 ) -> Schedule:
     """The named schedule for S stages and M microbatches.
 
@@ -41,24 +55,41 @@ def make_schedule(
       name: one of `schedule_names()`.
       has_backward: False: microbatches run forward only, whatever the name.
       in_flight: per stage, the most microbatches in flight (names of the 1F1B family only).
-      costs: stage and link times; needed by "h-1f1b".
+      costs: stage and link times. "h-1f1b" needs them; zero-bubble schedules are made for them,
+        or for unit costs.
+      stages_per_lane: V of "interleaved"; "zb-v" always has 2, the others 1.
 
     Raises:
-      ScheduleError: HP-SCHEDULE-UNKNOWN for a name that is not known, HP-SCHEDULE-SIZES,
-        HP-SCHEDULE-INFLIGHT for counts that cannot run, HP-SCHEDULE-COST where costs are missing
-        or of another number of stages.
+      ScheduleError: HP-SCHEDULE-UNKNOWN for a name that is not known, HP-SCHEDULE-SIZES for
+        numbers that cannot be, HP-SCHEDULE-INFLIGHT for counts that cannot run, HP-SCHEDULE-COST
+        where costs are missing or of another number of stages.
     """
+    _check(name, num_stages, num_microbatches, costs)
+    chosen: Policy
+    if has_backward:
+        chosen = policy(name, costs=costs, stages_per_lane=stages_per_lane, in_flight=in_flight)
+    elif name == "interleaved":
+        chosen = ForwardOnly(name, wound(num_lanes(name, num_stages, stages_per_lane), num_stages))
+    elif name == "zb-v":
+        chosen = ForwardOnly(name, v_shape(num_stages))
+    else:
+        chosen = ForwardOnly(name)
+    return chosen.make(num_stages, num_microbatches)
+
+
+def policy(
+    name: str,
+    *,
+    costs: PipelineCosts | None = None,
+    stages_per_lane: int = 2,
+    in_flight: tuple[int, ...] | None = None,
+) -> Policy:
+    """The object behind a name, with backward tasks; arguments and errors as in `make_schedule`."""
     if name not in _POLICIES:
         raise _unknown(name)
-    _check(name, num_stages, num_microbatches, costs)
-    policy: Policy
-    if not has_backward:
-        policy = ForwardOnly(name)
-    elif in_flight is not None:
-        policy = _with_counts(name, in_flight)
-    else:
-        policy = _POLICIES[name](costs)
-    return policy.make(num_stages, num_microbatches)
+    if in_flight is not None:
+        return _with_counts(name, in_flight)
+    return _POLICIES[name](_Wish(costs, stages_per_lane))
 
 
 def schedule_names() -> tuple[str, ...]:
@@ -77,12 +108,19 @@ def _h_1f1b(costs: PipelineCosts | None) -> Policy:
     return OneFOneB("h-1f1b", h_1f1b_deltas(costs))
 
 
-_POLICIES: Mapping[str, Callable[[PipelineCosts | None], Policy]] = {
-    "gpipe": lambda costs: GPipe(),
-    "1f1b": lambda costs: OneFOneB(),
-    "eager-1f1b": lambda costs: OneFOneB("eager-1f1b", 2),
-    "h-1f1b": _h_1f1b,
-}
+_POLICIES: Mapping[str, Callable[[_Wish], Policy]] = MappingProxyType(
+    {
+        "gpipe": lambda wish: GPipe(),
+        "1f1b": lambda wish: OneFOneB(),
+        "eager-1f1b": lambda wish: OneFOneB("eager-1f1b", 2),
+        "h-1f1b": lambda wish: _h_1f1b(wish.costs),
+        "interleaved": lambda wish: Interleaved(stages_per_lane=wish.stages_per_lane),
+        "zb-h1": lambda wish: ZeroBubble("zb-h1", 1, wish.costs),
+        "zb-h2": lambda wish: ZeroBubble("zb-h2", 2, wish.costs),
+        "zb-v": lambda wish: ZeroBubbleV(costs=wish.costs),
+        "inference": lambda wish: ForwardOnly(),
+    }
+)
 
 
 def _with_counts(name: str, in_flight: tuple[int, ...]) -> Policy:
@@ -98,6 +136,8 @@ def _with_counts(name: str, in_flight: tuple[int, ...]) -> Policy:
 
 
 def _check(name: str, num_stages: int, num_microbatches: int, costs: PipelineCosts | None) -> None:
+    if name not in _POLICIES:
+        raise _unknown(name)
     if num_stages < 1 or num_microbatches < 1:
         raise ScheduleError(
             "HP-SCHEDULE-SIZES",

@@ -87,23 +87,6 @@ class OneFOneB:
         return Schedule(self.name, num_stages, num_microbatches, lanes, counts)
 
 
-@dataclass(frozen=True)
-class ForwardOnly:
-    """Inference: forwards alone, each stage in the order of microbatches."""
-
-    name: str = "inference"
-
-    def counts(self, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
-        """Microbatches in flight per stage: the one that runs."""
-        return (1,) * num_stages
-
-    def make(self, num_stages: int, num_microbatches: int) -> Schedule:
-        """The schedule of S stages, one per lane, and M microbatches."""
-        lanes = tuple(Lane((s,), _tasks("F", s, num_microbatches)) for s in range(num_stages))
-        counts = self.counts(num_stages, num_microbatches)
-        return Schedule(self.name, num_stages, num_microbatches, lanes, counts)
-
-
 def h_1f1b_deltas(costs: PipelineCosts) -> tuple[int, ...]:
     """Per link, how many microbatches more the stage before it holds, by HARP's rule."""
     slowest = costs.slowest_s

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from hetpass.schedules.costs import PipelineCosts
-from hetpass.simulator.engine import Orders
+from hetpass.schedules.pipe import Orders
 
 
 def changes_bytes(costs: PipelineCosts, has_weight: bool, has_backward: bool) -> list[float]:
-    """Per block of tasks (numbering of `engine`), what its end adds to the lane; F adds at start.
+    """Per block of tasks, what its end adds to the lane; F adds at its start.
 
     A backward task frees the activations of its microbatch, except for what W reads where weight
     gradients are tasks of their own. Without backward tasks F frees at its end what it took.

@@ -6,7 +6,8 @@ from hetpass.errors import ScheduleError
 from hetpass.ir.schedule import Schedule
 from hetpass.ir.timeline import MemoryCurve, Span, SpanKind, Timeline
 from hetpass.schedules.costs import PipelineCosts
-from hetpass.simulator.engine import Pipe, Played, numbered, play, prepare, task
+from hetpass.schedules.pipe import Pipe, numbered, prepare, task
+from hetpass.simulator.engine import Played, play
 from hetpass.simulator.memory import changes_bytes
 
 _SENDS: tuple[SpanKind, SpanKind] = ("send-F", "send-B")

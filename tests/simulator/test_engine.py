@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpass.schedules import LinkCost, PipelineCosts, StageCost, make_schedule
-from hetpass.simulator.engine import numbered, play, play_blocking, prepare
+from hetpass.schedules.pipe import numbered, prepare
+from hetpass.simulator.engine import play, play_blocking
 
 # Multiples of 1/8 are exact, and primes of them rarely tie.
 _seconds = st.integers(1, 97).map(lambda n: n / 8)

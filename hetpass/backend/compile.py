@@ -1,0 +1,208 @@
+"""Staged + Plan + devices -> CompiledStep: one XLA executable per fragment, one plan per transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hetpass._jax import ShapedArray
+from hetpass.backend.lower import StageProgram, finish_results, lower
+from hetpass.backend.reshard import Placement, Reshard, placement, plan_reshard
+from hetpass.backend.shard import slot_shardings, stage_meshes, stage_replicas, stored_aval
+from hetpass.ir.plan import Plan, Replica
+from hetpass.ir.program import FromInput, FromSlot, Staged
+from hetpass.ir.schedule import Schedule
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A compiled program.
+
+    Attributes:
+      call: takes the stored arrays of `program.arguments` (and the microbatch number) in order.
+      donated: the slots among the arguments whose buffers it takes over.
+      compile_s: seconds of lowering and compiling, by the clock given to `compile`; 0 without one.
+    """
+
+    program: StageProgram
+    call: jax.stages.Compiled
+    donated: tuple[int, ...]
+    compile_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """Everything that a runtime needs to run a step, on devices of this process.
+
+    Attributes:
+      staged: with a slot of its own for every result (`finish_results`).
+      meshes, numbers: per stage; `numbers[s][m]` is m as an int32 scalar on stage s.
+      avals, shardings: per slot, of the array that is stored.
+      executables: in the order of `staged.fragments`, then the starts.
+      links: one per transfer.
+      placements: one per feed.
+    """
+
+    staged: Staged
+    schedule: Schedule
+    replicas: tuple[Replica, ...]
+    meshes: tuple[Mesh, ...]
+    avals: tuple[ShapedArray, ...]
+    shardings: tuple[NamedSharding, ...]
+    executables: tuple[Executable, ...]
+    links: tuple[Reshard, ...]
+    placements: tuple[Placement, ...]
+    numbers: tuple[tuple[jax.Array, ...], ...]
+
+
+def compile(  # noqa: A001
+    staged: Staged,
+    plan: Plan,
+    devices: Mapping[str, Sequence[jax.Device]],
+    schedule: Schedule,
+    clock: Clock | None = None,
+    threads: int = 4,
+) -> CompiledStep:
+    """Lowers every fragment, compiles them side by side, and plans the transfers.
+
+    Args:
+      devices: by group name; `Replica.devices` are positions in these lists.
+      clock: seconds, for the report; without one no time is taken.
+      threads: that compile at once (XLA compiles without the interpreter's lock).
+
+    Raises:
+      PlanError: for a plan that does not fit the program or the devices, before any compile.
+    """
+    replicas = stage_replicas(staged, plan)
+    staged = finish_results(staged)
+    meshes = stage_meshes(replicas, devices)
+    shardings = slot_shardings(staged, plan, replicas, meshes)
+    count = staged.num_microbatches
+    avals = tuple(stored_aval(slot, replicas[slot.stage], count) for slot in staged.slots)
+    links = tuple(_link(t.source, t.target, shardings, avals) for t in staged.transfers)
+    inputs = staged.layered.program.traced.inputs
+    placements = tuple(
+        placement(inputs[f.input].aval.shape, staged.slots[f.slot], count, shardings[f.slot])
+        for f in staged.feeds
+    )
+    build = _Build(staged, meshes, avals, shardings, _undonatable(staged, links), clock)
+    return CompiledStep(
+        staged=staged,
+        schedule=schedule,
+        replicas=replicas,
+        meshes=meshes,
+        avals=avals,
+        shardings=shardings,
+        executables=build.all(lower(staged, replicas), threads),
+        links=links,
+        placements=placements,
+        numbers=tuple(_numbers(mesh, count) for mesh in meshes),
+    )
+
+
+def _link(
+    source: int,
+    target: int,
+    shardings: Sequence[NamedSharding],
+    avals: Sequence[ShapedArray],
+) -> Reshard:
+    itemsize = getattr(avals[source].dtype, "itemsize", 0)
+    return plan_reshard(shardings[source], shardings[target], avals[source].shape, itemsize)
+
+
+def _numbers(mesh: Mesh, count: int) -> tuple[jax.Array, ...]:
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return tuple(jax.device_put(np.int32(m), everywhere) for m in range(count))
+
+
+def _undonatable(staged: Staged, links: Sequence[Reshard]) -> frozenset[int]:
+    """Slots whose arrays someone else holds: the caller, another stage, or the results."""
+    inputs = staged.layered.program.traced.inputs
+    returned = {r.input for r in staged.results if isinstance(r, FromInput)}
+    kept = {r.slot for r in staged.results if isinstance(r, FromSlot)}
+    kept |= {
+        feed.slot
+        for feed in staged.feeds
+        if not inputs[feed.input].donated or feed.input in returned
+    }
+    for transfer, link in zip(staged.transfers, links, strict=True):
+        kept.add(transfer.source)
+        if link.aliases:
+            kept.add(transfer.target)
+    return frozenset(kept)
+
+
+@dataclass(frozen=True)
+class _Build:
+    staged: Staged
+    meshes: tuple[Mesh, ...]
+    avals: tuple[ShapedArray, ...]
+    shardings: tuple[NamedSharding, ...]
+    kept: frozenset[int]
+    clock: Clock | None
+
+    def all(self, programs: Sequence[StageProgram], threads: int) -> tuple[Executable, ...]:
+        with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="compile") as pool:
+            # Lowering holds the interpreter's lock: one after another here, while others compile.
+            jobs = []
+            for program in programs:
+                began = self._now()
+                donated = self._donated(program)
+                lowered = self._lowered(program, donated)
+                lower_s = self._now() - began
+                jobs.append(pool.submit(self._compiled, program, donated, lowered, lower_s))
+            return tuple(job.result() for job in jobs)
+
+    def _now(self) -> float:
+        return 0.0 if self.clock is None else self.clock()
+
+    def _lowered(self, program: StageProgram, donated: Sequence[int]) -> jax.stages.Lowered:
+        everywhere = NamedSharding(self.meshes[program.stage], PartitionSpec())
+        extra = (everywhere,) if program.per_microbatch else ()
+        avals = [
+            jax.ShapeDtypeStruct(self.avals[slot].shape, self.avals[slot].dtype)
+            for slot in program.arguments
+        ]
+        if program.per_microbatch:
+            avals.append(jax.ShapeDtypeStruct((), np.int32))
+        jitted = jax.jit(
+            program.function,
+            in_shardings=(*(self.shardings[slot] for slot in program.arguments), *extra),
+            out_shardings=(*(self.shardings[slot] for slot in program.results), everywhere),
+            donate_argnums=tuple(program.arguments.index(slot) for slot in donated),
+            keep_unused=True,
+        )
+        return jitted.lower(*avals)
+
+    def _compiled(
+        self,
+        program: StageProgram,
+        donated: tuple[int, ...],
+        lowered: jax.stages.Lowered,
+        lower_s: float,
+    ) -> Executable:
+        began = self._now()
+        call = lowered.compile()
+        return Executable(program, call, donated, lower_s + self._now() - began)
+
+    def _donated(self, program: StageProgram) -> tuple[int, ...]:
+        """What is updated in place, and freed slots whose buffer some result fits."""
+        places = [self._place(s) for s in program.results if s not in program.updated]
+        donated = [s for s in program.updated if s not in self.kept]
+        for slot in program.frees:
+            if slot not in self.kept and self._place(slot) in places:
+                places.remove(self._place(slot))
+                donated.append(slot)
+        return tuple(donated)
+
+    def _place(self, slot: int) -> tuple[Any, ...]:
+        aval = self.avals[slot]
+        return (aval.shape, aval.dtype, self.shardings[slot])

@@ -1,0 +1,283 @@
+"""The order in which one driver sends a step to its devices, as a flat list of instructions.
+
+Every array of a step has a *cell*, a position in one list: a step-scoped slot has one cell, a
+microbatch slot M, and each task has one for the token that says it has run. Instructions name
+cells, so running a step looks nothing up by name. A cell is emptied after its last reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from hetpass.backend.compile import CompiledStep, Executable
+from hetpass.errors import ScheduleError
+from hetpass.ir.program import Slot
+from hetpass.ir.schedule import Task
+
+_ROLES = {"F": "forward", "B": "backward", "W": "weight"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Runs an executable: cells in, cells out, the last of them for its token.
+
+    `drops`: cells that nothing reads any more.
+    """
+
+    call: Callable[..., Sequence[jax.Array]]
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    stage: int
+    name: str
+    task: Task | None
+    drops: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Move:
+    """Sends one cell's array to another stage."""
+
+    call: Callable[[jax.Array], jax.Array]
+    source: int
+    target: int
+    drops: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Holds the driver until the task whose token it is has run."""
+
+    token: int
+    drops: tuple[int, ...] = ()
+
+
+Instruction = Run | Move | Wait
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One step.
+
+    Attributes:
+      num_cells: in all.
+      slots: per slot, its first cell.
+      numbers: (cell, array) of the microbatch numbers, which every step starts with.
+      instructions: in the order of dispatch, after the inputs are in their cells.
+    """
+
+    num_cells: int
+    slots: tuple[int, ...]
+    numbers: tuple[tuple[int, jax.Array], ...]
+    instructions: tuple[Instruction, ...]
+
+
+def dispatch(compiled: CompiledStep) -> Dispatch:
+    """The instructions of one step: prologue, starts, tasks, epilogue, with their transfers.
+
+    A stage never holds more microbatches than the schedule says: before the forward of microbatch
+    m the driver waits for the backward of m - N (N = the stage's bound), or for its forward where
+    nothing runs backward.
+
+    Raises:
+      ScheduleError: HP-SCHEDULE-SIZES for a schedule of other numbers of stages or microbatches,
+        HP-SCHEDULE-DATA if a task would run before what it reads exists.
+    """
+    _check_sizes(compiled)
+    return _Assembler(compiled).made()
+
+
+def _check_sizes(compiled: CompiledStep) -> None:
+    staged, schedule = compiled.staged, compiled.schedule
+    wanted = (staged.num_stages, staged.num_microbatches)
+    given = (schedule.num_stages, schedule.num_microbatches)
+    if wanted != given:
+        raise ScheduleError(
+            "HP-SCHEDULE-SIZES",
+            f"the schedule {schedule.name!r} is for another program",
+            details=(
+                f"program: {wanted[0]} stages, {wanted[1]} microbatches",
+                f"schedule: {given[0]} stages, {given[1]} microbatches",
+            ),
+        )
+
+
+class _Assembler:
+    """Builds one Dispatch; used once."""
+
+    def __init__(self, compiled: CompiledStep) -> None:
+        self.compiled = compiled
+        self.count = compiled.staged.num_microbatches
+        self.slots, next_cell = _slot_cells(compiled.staged.slots, self.count)
+        self.num_cells = next_cell
+        self.numbers: dict[tuple[int, int], int] = {}
+        self.tokens: dict[Task, int] = {}
+        self.instructions: list[Instruction] = []
+        self.written: set[int] = set()
+        self.by_role = _by_role(compiled.executables)
+        self.sends: dict[int, list[tuple[int, Any]]] = {}
+        for transfer, link in zip(compiled.staged.transfers, compiled.links, strict=True):
+            self.sends.setdefault(transfer.source, []).append((transfer.target, link))
+
+    def made(self) -> Dispatch:
+        runs = list(self._runs())
+        last_write = {
+            (slot, m if self._is_microbatch(slot) else None): position
+            for position, (executable, m, _) in enumerate(runs)
+            for slot in executable.program.results
+        }
+        for feed in self.compiled.staged.feeds:
+            self._written(feed.slot, None)
+        for position, (executable, m, task) in enumerate(runs):
+            if task is not None and task.kind == "F":
+                self._bound(task)
+            self._run(executable, m, task)
+            for slot in executable.program.results:
+                number = m if self._is_microbatch(slot) else None
+                if last_write[slot, number] == position:
+                    self._written(slot, number)
+        arrays = self.compiled.numbers
+        return Dispatch(
+            num_cells=self.num_cells,
+            slots=self.slots,
+            numbers=tuple((cell, arrays[s][m]) for (s, m), cell in self.numbers.items()),
+            instructions=_with_drops(self.instructions, self._kept()),
+        )
+
+    def _runs(self) -> Iterable[tuple[Executable, int | None, Task | None]]:
+        for executable in self._phases("prologue"):
+            yield executable, None, None
+        for executable in self._phases("start"):
+            yield executable, None, None
+        has_weight = self.compiled.schedule.has_weight
+        for task in self.compiled.schedule.in_order():
+            roles = [_ROLES[task.kind]]
+            if task.kind == "B" and not has_weight:
+                roles.append("weight")
+            found = [e for r in roles for e in self.by_role.get((task.stage, r), ())]
+            for number, executable in enumerate(found):
+                yield executable, task.microbatch, task if number == len(found) - 1 else None
+        for executable in self._phases("epilogue"):
+            yield executable, None, None
+
+    def _phases(self, role: str) -> list[Executable]:
+        found = [e for (_, r), es in self.by_role.items() if r == role for e in es]
+        return sorted(found, key=lambda e: (e.program.phase, e.program.stage))
+
+    def _is_microbatch(self, slot: int) -> bool:
+        return self.compiled.staged.slots[slot].scope == "microbatch"
+
+    def _cell(self, slot: int, number: int | None) -> int:
+        return self.slots[slot] + (number or 0 if self._is_microbatch(slot) else 0)
+
+    def _fresh(self) -> int:
+        self.num_cells += 1
+        return self.num_cells - 1
+
+    def _written(self, slot: int, number: int | None) -> None:
+        cell = self._cell(slot, number)
+        self.written.add(cell)
+        for target, link in self.sends.get(slot, ()):
+            self.instructions.append(Move(link, cell, self._cell(target, number)))
+            self._written(target, number)
+
+    def _bound(self, task: Task) -> None:
+        """Waits until the stage holds fewer microbatches than its bound."""
+        schedule, stage = self.compiled.schedule, task.stage
+        ends = "B" if (stage, "backward") in self.by_role and schedule.has_backward else "F"
+        bound = schedule.in_flight[stage]
+        if not schedule.has_backward:
+            bound = max(bound, 2)  # one runs while the next is being sent
+        token = self.tokens.get(Task(ends, stage, task.microbatch - bound))
+        if token is not None:
+            self.instructions.append(Wait(token))
+
+    def _run(self, executable: Executable, number: int | None, task: Task | None) -> None:
+        program = executable.program
+        arguments = [self._cell(slot, number) for slot in program.arguments]
+        missing = [s for s in program.arguments if self._cell(s, number) not in self.written]
+        if missing:
+            raise self._unwritten(executable, number, missing[0])
+        results = [self._cell(slot, number) for slot in program.results]
+        name = f"{program.role} {program.stage}"
+        if program.per_microbatch:
+            assert number is not None
+            if (program.stage, number) not in self.numbers:
+                self.numbers[program.stage, number] = self._fresh()
+            arguments.append(self.numbers[program.stage, number])
+            name = f"{name}.{number}"
+        results.append(self._fresh())
+        if task is not None:
+            self.tokens[task] = results[-1]
+        self.written.update(results)
+        self.instructions.append(
+            Run(executable.call, tuple(arguments), tuple(results), program.stage, name, task)
+        )
+
+    def _unwritten(
+        self, executable: Executable, number: int | None, slot: int
+    ) -> ScheduleError:
+        program, found = executable.program, self.compiled.staged.slots[slot]
+        return ScheduleError(
+            "HP-SCHEDULE-DATA",
+            f"{program.role} of stage {program.stage} runs before {found.name!r} exists",
+            where=f"schedule {self.compiled.schedule.name!r}",
+            details=(() if number is None else (f"microbatch {number}",)),
+        )
+
+    def _kept(self) -> frozenset[int]:
+        """Cells that outlive the instructions: numbers, inputs and results."""
+        step = {s.index for s in self.compiled.staged.slots if s.scope == "step"}
+        return_slots = {getattr(r, "slot", None) for r in self.compiled.staged.results}
+        returned_inputs = {getattr(r, "input", None) for r in self.compiled.staged.results}
+        return_slots |= {
+            f.slot for f in self.compiled.staged.feeds if f.input in returned_inputs
+        }
+        kept = {self.slots[slot] for slot in step if slot in return_slots}
+        return frozenset(kept | set(self.numbers.values()))
+
+
+def _slot_cells(slots: Sequence[Slot], count: int) -> tuple[tuple[int, ...], int]:
+    cells, next_cell = [], 0
+    for slot in slots:
+        cells.append(next_cell)
+        next_cell += count if slot.scope == "microbatch" else 1
+    return tuple(cells), next_cell
+
+
+def _by_role(executables: Sequence[Executable]) -> Mapping[tuple[int, str], list[Executable]]:
+    found: dict[tuple[int, str], list[Executable]] = {}
+    for executable in executables:
+        key = (executable.program.stage, executable.program.role)
+        found.setdefault(key, []).append(executable)
+    for group in found.values():
+        group.sort(key=lambda e: e.program.phase)
+    return found
+
+
+def _touched(instruction: Instruction) -> tuple[int, ...]:
+    if isinstance(instruction, Run):
+        return (*instruction.arguments, *instruction.results)
+    if isinstance(instruction, Move):
+        return (instruction.source, instruction.target)
+    return (instruction.token,)
+
+
+def _with_drops(
+    instructions: Sequence[Instruction], kept: frozenset[int]
+) -> tuple[Instruction, ...]:
+    """Each cell is emptied by the last instruction that touches it."""
+    last: dict[int, int] = {}
+    for position, instruction in enumerate(instructions):
+        last.update((cell, position) for cell in _touched(instruction))
+    drops: dict[int, list[int]] = {}
+    for cell, position in last.items():
+        if cell not in kept:
+            drops.setdefault(position, []).append(cell)
+    return tuple(
+        replace(instruction, drops=tuple(drops.get(position, ())))
+        for position, instruction in enumerate(instructions)
+    )

@@ -1,59 +1,41 @@
 """A Plan: every decision about a step, as plain data that travels as JSON. No JAX.
 
-The planner writes it, a person may write it, and everything after the planner obeys it.
+The planner writes it, a person may write it, and everything after the planner obeys it. In JSON:
+
+    {"format": "hetpass-plan/1", "schedule": "1f1b", "fingerprint": null, "predictions": {},
+     "pipelines": [{"num_microbatches": 8, "stages": [
+       {"first_layer": 0, "last_layer": 13, "replicas": [
+         {"group": "fast", "devices": [0, 1, 2, 3], "mesh": [["data", 2], ["model", 2]]}]}, …]}]}
+
+and as one line of text, "fast[4](data=2,model=2): 0-13 | slow: 14-24" (see plan_text.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-Sharding = tuple[tuple[str, ...], ...]
-"""For each dimension of a value the mesh axes that it is cut along, major to minor."""
+from hetpass.ir.cluster import Cluster
+from hetpass.ir.plan_text import parse_stages, range_text, stages_text
+from hetpass.ir.records import at, nearest, shown
+from hetpass.ir.stage_plan import (
+    READER,
+    Pipeline,
+    Replica,
+    Sharding,
+    StagePlan,
+    parts,
+    pipeline_data,
+    read_pipeline,
+)
 
+__all__ = ["Pipeline", "Plan", "Replica", "Sharding", "StagePlan"]
 
-@dataclass(frozen=True)
-class Replica:
-    """One submesh of one device group.
-
-    Attributes:
-      group: the name of the device group.
-      devices: indices into the group's devices, in the order of the mesh (row-major).
-      mesh: (axis name, size) pairs; the product of the sizes is len(devices).
-    """
-
-    group: str
-    devices: tuple[int, ...]
-    mesh: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """A contiguous range of layers on the replicas that run it.
-
-    Attributes:
-      first_layer, last_layer: inclusive.
-      replicas: where it runs. More than one: data-parallel copies, each with its share of every
-        microbatch.
-      shardings: by value name, where it differs from the default rule of the mesh axes.
-      recompute: which forward values are recomputed instead of kept: "none" or "full".
-      in_flight: the most microbatches held; None leaves it to the schedule.
-    """
-
-    first_layer: int
-    last_layer: int
-    replicas: tuple[Replica, ...]
-    shardings: Mapping[str, Sharding] = field(default_factory=dict)
-    recompute: str = "none"
-    in_flight: int | None = None
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """Stages in layer order, and how many of the M microbatches run through them."""
-
-    stages: tuple[StagePlan, ...]
-    num_microbatches: int
+FORMAT = "hetpass-plan/1"
 
 
 @dataclass(frozen=True)
@@ -65,9 +47,276 @@ class Plan:
       schedule: the name of a schedule, or "auto".
       fingerprint: of the program that the plan was made for; None: any program with as many layers.
       predictions: what the planner expected, by name with the unit in the name ("step_s": 0.31).
+
+    Raises:
+      PlanError: HP-PLAN-…, with the path of the value that is wrong.
     """
 
     pipelines: tuple[Pipeline, ...]
     schedule: str = "1f1b"
     fingerprint: str | None = None
-    predictions: Mapping[str, float] = field(default_factory=dict)
+    predictions: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        with at("pipelines"):
+            pipelines = parts(self.pipelines, Pipeline)
+        with at("schedule"):
+            READER.text(self.schedule)
+        if self.fingerprint is not None:
+            with at("fingerprint"):
+                READER.text(self.fingerprint)
+        with at("predictions"):
+            predictions = READER.values(self.predictions, READER.number)
+        object.__setattr__(self, "pipelines", pipelines)
+        object.__setattr__(self, "predictions", MappingProxyType(dict(sorted(predictions.items()))))
+
+    @property
+    def num_microbatches(self) -> int:
+        """M: over all pipelines."""
+        return sum(pipeline.num_microbatches for pipeline in self.pipelines)
+
+    @property
+    def num_stages(self) -> int:
+        """S: over all pipelines."""
+        return sum(len(pipeline.stages) for pipeline in self.pipelines)
+
+    @property
+    def num_layers(self) -> int:
+        """L: of the first pipeline, which `check` holds against the program and the others."""
+        return self.pipelines[0].num_layers
+
+    def _replicas(self) -> Iterator[tuple[str, Replica]]:
+        """Every replica with its path."""
+        for p, pipeline in enumerate(self.pipelines):
+            for s, stage in enumerate(pipeline.stages):
+                for r, replica in enumerate(stage.replicas):
+                    yield f"pipelines[{p}].stages[{s}].replicas[{r}]", replica
+
+    # -- against a cluster and a program ------------------------------------------------------
+
+    def check(
+        self,
+        cluster: Cluster,
+        num_layers: int,
+        fingerprint: str | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        """Holds the plan against what it is to be used with.
+
+        Args:
+          cluster: whose groups the plan names.
+          num_layers: L of the program.
+          fingerprint: of the program; None is not compared.
+          batch_size: B; every microbatch, and each data axis's share of it, must come out whole.
+
+        Raises:
+          PlanError: HP-PLAN-FINGERPRINT, -LAYERS, -GROUP, -DEVICES, -MICROBATCHES or -BATCH.
+        """
+        if fingerprint and self.fingerprint and fingerprint != self.fingerprint:
+            READER.refuse(
+                "FINGERPRINT",
+                "the plan was made for another program",
+                "fingerprint",
+                details=[f"plan {shown(self.fingerprint)}, program {shown(fingerprint)}"],
+                ways_out=[
+                    "plan this program anew",
+                    "set the plan's fingerprint to null if the layers still mean the same",
+                ],
+            )
+        for index, pipeline in enumerate(self.pipelines):
+            if pipeline.num_layers != num_layers:
+                READER.refuse(
+                    "LAYERS",
+                    f"the plan's stages hold {pipeline.num_layers} layers, the program has "
+                    f"{num_layers}",
+                    f"pipelines[{index}].stages[{len(pipeline.stages) - 1}].last_layer",
+                    ways_out=[f"let the last stage end at layer {num_layers - 1}"],
+                )
+        self._check_devices(cluster)
+        if batch_size is not None:
+            self._check_batch(batch_size)
+
+    def _check_devices(self, cluster: Cluster) -> None:
+        sizes = {group.name: group.num_devices for group in cluster.groups}
+        users: dict[tuple[str, int], str] = {}
+        for path, replica in self._replicas():
+            if replica.group not in sizes:
+                READER.refuse(
+                    "GROUP",
+                    f"the cluster has no group {shown(replica.group)}",
+                    f"{path}.group",
+                    ways_out=nearest(replica.group, sizes),
+                )
+            size = sizes[replica.group]
+            for device in replica.devices:
+                if device >= size:
+                    READER.refuse(
+                        "DEVICES",
+                        f"the group {replica.group!r} has no device {device}",
+                        f"{path}.devices",
+                        details=[f"it has the devices 0 to {size - 1}"],
+                    )
+                user = users.setdefault((replica.group, device), path)
+                if user != path:
+                    READER.refuse(
+                        "DEVICES",
+                        f"device {device} of {replica.group!r} is used twice",
+                        f"{path}.devices",
+                        details=[f"by {user} too"],
+                        ways_out=["give every stage devices of its own"],
+                    )
+
+    def _check_batch(self, batch_size: int) -> None:
+        count = self.num_microbatches
+        if batch_size % count:
+            legal = [d for d in range(1, batch_size + 1) if batch_size % d == 0]
+            near = sorted(sorted(legal, key=lambda d: (abs(d - count), d))[:3])
+            READER.refuse(
+                "MICROBATCHES",
+                f"a batch of {batch_size} cannot be cut into {count} equal microbatches",
+                "num_microbatches",
+                ways_out=[f"nearest legal numbers of microbatches: {', '.join(map(str, near))}"],
+            )
+        share = batch_size // count
+        for p, pipeline in enumerate(self.pipelines):
+            for s, stage in enumerate(pipeline.stages):
+                ways = sum(replica.axis_size("data") for replica in stage.replicas)
+                if len(stage.replicas) == 1 and share % ways:
+                    READER.refuse(
+                        "BATCH",
+                        f"{share} examples of a microbatch cannot be shared by a data axis of "
+                        f"{ways}",
+                        f"pipelines[{p}].stages[{s}].replicas[0].mesh",
+                        details=[f"batch {batch_size} / {count} microbatches = {share}"],
+                        ways_out=[
+                            "legal sizes of the data axis: "
+                            + ", ".join(str(d) for d in range(1, share + 1) if share % d == 0)
+                        ],
+                    )
+
+    # -- text ---------------------------------------------------------------------------------
+
+    @classmethod
+    def parse(
+        cls,
+        text: str,
+        *,
+        cluster: Cluster,
+        num_layers: int,
+        num_microbatches: int,
+        schedule: str = "1f1b",
+    ) -> Plan:
+        """The plan of one pipeline in one line: "fast[4](data=2,model=2): 0-13 | slow: 14-24".
+
+        Raises:
+          PlanError: with the position of the character, and what would be legal there.
+        """
+        stages = parse_stages(text, cluster, num_layers)
+        return cls((Pipeline(stages, num_microbatches),), schedule)
+
+    def to_text(self) -> str:
+        """The inverse of `parse`: layers and submeshes.
+
+        Raises:
+          PlanError: HP-PLAN-TEXT, the plan says more than the one line can.
+        """
+        stages = self.pipelines[0].stages
+        more = [
+            len(self.pipelines) > 1 and "several pipelines",
+            any(s.shardings for s in stages) and "shardings",
+            any(s.recompute != "none" for s in stages) and "recomputation",
+            any(s.in_flight is not None for s in stages) and "in-flight counts",
+        ]
+        if any(more):
+            READER.refuse(
+                "TEXT",
+                f"one line of text cannot hold {', '.join(m for m in more if m)}",
+                ways_out=["save the plan as JSON"],
+            )
+        return stages_text(stages)
+
+    def __str__(self) -> str:
+        head = (
+            f"plan: {self.num_layers} layers, {self.num_stages} stages, "
+            f"{self.num_microbatches} microbatches, schedule {self.schedule}"
+        )
+        rows = [("stage", "layers", "group", "devices", "mesh", "")]
+        for p, pipeline in enumerate(self.pipelines):
+            for s, stage in enumerate(pipeline.stages):
+                for replica in stage.replicas:
+                    rows.append(
+                        (
+                            str(s) if len(self.pipelines) == 1 else f"{p}.{s}",
+                            f"{stage.first_layer}-{stage.last_layer}",
+                            replica.group,
+                            range_text(replica.devices),
+                            " ".join(f"{name}={size}" for name, size in replica.mesh),
+                            _notes(stage),
+                        )
+                    )
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [
+            "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        lines += [f"  predicted {name}: {value:.4g}" for name, value in self.predictions.items()]
+        return "\n".join([head, *lines])
+
+    # -- JSON ---------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """JSON text; equal plans give equal bytes."""
+        data = {
+            "format": FORMAT,
+            "schedule": self.schedule,
+            "fingerprint": self.fingerprint,
+            "predictions": dict(self.predictions),
+            "pipelines": [pipeline_data(pipeline) for pipeline in self.pipelines],
+        }
+        return json.dumps(data, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan in a JSON text. Nothing in it is ever executed."""
+        return cls._from_data(READER.parse(READER.text(text), ".json"))
+
+    @classmethod
+    def _from_data(cls, data: Any) -> Plan:
+        fields = READER.record(
+            data,
+            required=("format", "pipelines"),
+            optional=("schedule", "fingerprint", "predictions"),
+        )
+        if fields["format"] != FORMAT:
+            READER.refuse(
+                "FORMAT",
+                f"the format {shown(fields['format'])} is not read here",
+                "format",
+                ways_out=[f"this version reads {FORMAT!r}"],
+            )
+        with at("pipelines"):
+            pipelines = READER.items(fields["pipelines"], read_pipeline)
+        rest = {k: v for k, v in fields.items() if k not in ("format", "pipelines")}
+        return cls(pipelines, **rest)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as a JSON file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Reads a plan from a `.json` file."""
+        data = READER.load(path, (".json",))
+        with at(f"{path}:"):
+            return cls._from_data(data)
+
+
+def _notes(stage: StagePlan) -> str:
+    notes = []
+    if stage.recompute != "none":
+        notes.append(f"recompute {stage.recompute}")
+    if stage.in_flight is not None:
+        notes.append(f"in flight {stage.in_flight}")
+    if stage.shardings:
+        notes.append(f"{len(stage.shardings)} shardings")
+    return ", ".join(notes)

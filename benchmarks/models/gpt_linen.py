@@ -123,7 +123,7 @@ def train_step(state: GPTState, batch: dict[str, jax.Array]) -> tuple[GPTState, 
         return losses.mean()
 
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
-    metrics = {"loss": loss, "grad_norm": optax.global_norm(grads)}
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
     return state.apply_gradients(grads=grads), metrics
 
 

@@ -68,7 +68,7 @@ class GPT(nnx.Module):
         self.wpe = nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
         if config.scan:
             make = nnx.vmap(lambda r: Block(config, r), in_axes=0, out_axes=0)
-            self.blocks = make(rngs.fork(split=config.layers))
+            self.blocks = make(rngs.split(config.layers))
         else:
             self.blocks = nnx.List(Block(config, rngs) for _ in range(config.layers))
         self.norm = nnx.LayerNorm(config.hidden, rngs=rngs, **kinds)
@@ -127,7 +127,7 @@ def make_train_step(
 
         loss, grads = nnx.value_and_grad(loss_fn)(model)
         optim.update(model, grads)
-        metrics = {"loss": loss, "grad_norm": optax.global_norm(grads)}
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
         return nnx.state((model, optim)), metrics
 
     return train_step

@@ -75,7 +75,11 @@ def prepare(
         nonlocal users
         cost = costs.stages[stage]
         weight_in_b_s = 0.0 if has_weight else cost.weight_s
-        durations = (cost.forward_s, cost.backward_s + weight_in_b_s, cost.weight_s)
+        durations = (
+            cost.forward_s,
+            cost.backward_s + weight_in_b_s,
+            cost.weight_s - weight_in_b_s,
+        )
         target = (stage + 1, stage - 1, -1)[kind]
         waits = (stage > 0, stage < num_stages - 1, False)[kind]
         if not 0 <= target < num_stages:

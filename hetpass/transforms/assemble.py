@@ -38,7 +38,11 @@ from hetpass.transforms.sizes import SMALL_BYTES, aval_bytes
 from hetpass.transforms.splice import equations_of
 
 ROLE_ORDER: Mapping[str, int] = {
-    "prologue": 0, "forward": 1, "backward": 2, "weight": 3, "epilogue": 4
+    "prologue": 0,
+    "forward": 1,
+    "backward": 2,
+    "weight": 3,
+    "epilogue": 4,
 }
 
 

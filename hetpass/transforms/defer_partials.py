@@ -113,8 +113,11 @@ class _Work:
             if not isinstance(v, Literal) and isinstance(kind := kinds.get(v), Partial)
         }
         outs = [v for v in eqn.outvars if not isinstance(v, DropVar)]
-        return len(ops) == 1 and not eqn.effects and all(self._partial(v) for v in outs) and all(
-            self._readers_follow(v) for v in outs
+        return (
+            len(ops) == 1
+            and not eqn.effects
+            and all(self._partial(v) for v in outs)
+            and all(self._readers_follow(v) for v in outs)
         )
 
     def _readers_follow(self, var: Var) -> bool:
@@ -140,9 +143,7 @@ class _Work:
         """Whether `eqn` may run where `partial` is made: all else that it reads is there in time.
         (What reads its results ran later than it before, so it does now.)"""
         stage, backward = self._where(self.draft.place[partial])
-        if eqn.effects or not all(
-            isinstance(v, DropVar) or self._partial(v) for v in eqn.outvars
-        ):
+        if eqn.effects or not all(isinstance(v, DropVar) or self._partial(v) for v in eqn.outvars):
             return False
         for v in eqn.invars:
             if isinstance(v, Literal) or v not in self.draft.place:

@@ -89,9 +89,12 @@ def _stages(layered: Layered, plan: Plan) -> tuple[int, ...]:
             "only plans with one pipeline and one replica per stage can be run",
             details=[
                 f"pipelines: {len(plan.pipelines)}",
-                *(f"pipeline {p}, stage {s}: {len(stage.replicas)} replicas"
-                  for p, pipeline in enumerate(plan.pipelines)
-                  for s, stage in enumerate(pipeline.stages) if len(stage.replicas) != 1),
+                *(
+                    f"pipeline {p}, stage {s}: {len(stage.replicas)} replicas"
+                    for p, pipeline in enumerate(plan.pipelines)
+                    for s, stage in enumerate(pipeline.stages)
+                    if len(stage.replicas) != 1
+                ),
             ],
             ways_out=["merge the pipelines, or give every stage a single submesh"],
         )
@@ -267,8 +270,12 @@ def _owners(
     program: StepProgram, placement: Placement, pairs: Iterable[tuple[int, int]]
 ) -> list[int]:
     """The stage of every input leaf; one that nothing reads lives where its successor is made."""
-    read = {v for eqn in (*program.prologue, *program.epilogue) for v in eqn.invars
-            if isinstance(v, Var)}
+    read = {
+        v
+        for eqn in (*program.prologue, *program.epilogue)
+        for v in eqn.invars
+        if isinstance(v, Var)
+    }
     read.update(s.var for s in program.region_inputs if not isinstance(s, OffsetInput))
     owner = [placement.stage.get(v, 0) for v in program.traced.jaxpr.invars]
     for i, j in pairs:
@@ -333,7 +340,9 @@ def _node(eqn: JaxprEqn, role: str, free: bool, placement: Placement) -> Node:
     results = tuple(v for v in eqn.outvars if not isinstance(v, DropVar))
     near = max(results or operands, key=lambda v: aval_bytes(v.aval), default=None)
     home = 0 if near is None else placement.stage.get(near, 0)
-    return Node(eqn, operands, results, "prologue" if role == "prologue" else "epilogue", home, free)
+    return Node(
+        eqn, operands, results, "prologue" if role == "prologue" else "epilogue", home, free
+    )
 
 
 def _results(assembly: Assembly, out_stages: dict[int, int]) -> tuple[Result, ...]:

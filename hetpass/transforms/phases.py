@@ -107,9 +107,7 @@ def phases(nodes: Sequence[Node], demands: Iterable[Demand]) -> Phased:
                 bound = latest[key] - (origin[1] != key[1])
                 latest[origin] = min(latest.get(origin, bound), bound)
     instances = tuple(Instance(*key, roles[key], latest[key]) for key in keys)
-    return Phased(
-        tuple(nodes), instances, {(x.node, x.stage): x for x in instances}, maker
-    )
+    return Phased(tuple(nodes), instances, {(x.node, x.stage): x for x in instances}, maker)
 
 
 def _role(node: Node, early: bool) -> OnceRole:

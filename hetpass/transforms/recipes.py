@@ -83,8 +83,10 @@ def once_recipes(eqns: Sequence[JaxprEqn]) -> tuple[bool, ...]:
         results_small = all(
             isinstance(v, DropVar) or aval_bytes(v.aval) <= SMALL_BYTES for v in eqn.outvars
         )
-        small = light and results_small and not any(
-            v in cheap and aval_bytes(v.aval) > SMALL_BYTES for v in operands
+        small = (
+            light
+            and results_small
+            and not any(v in cheap and aval_bytes(v.aval) > SMALL_BYTES for v in operands)
         )
         again = (
             not eqn.effects
@@ -115,7 +117,7 @@ def _within(recipe: _Recipe, result: Var, free_bytes: int) -> bool:
     size = elements(result.aval)
     return (
         len(recipe.roots) <= _MAX_ROOTS
-        and weight <= (max(free_bytes, aval_bytes(result.aval)) if recipe.pure
-                       else aval_bytes(result.aval))
+        and weight
+        <= (max(free_bytes, aval_bytes(result.aval)) if recipe.pure else aval_bytes(result.aval))
         and recipe.work <= _MAX_WORK_PER_ELEMENT * max(size, _FREE_ELEMENTS)
     )

@@ -121,9 +121,7 @@ def marks(layered: Layered) -> list[Mark]:
     return [Mark(span, backward, origin) for span, backward, origin in rows]
 
 
-def splice_result(
-    eqns: list[JaxprEqn], function: Callable[..., Any], operands: list[Atom]
-) -> Var:
+def splice_result(eqns: list[JaxprEqn], function: Callable[..., Any], operands: list[Atom]) -> Var:
     """Appends what `function` traces to; the variable of its one result."""
     spliced = equations_of(function, *operands)
     eqns.extend(spliced.eqns)

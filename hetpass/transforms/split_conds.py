@@ -63,9 +63,7 @@ def _groups(eqn: JaxprEqn, placement: Placement) -> dict[int, list[bool]]:
         return {}
     if any(open_jaxpr(branch)[1] for branch in eqn.params["branches"]):
         return {}
-    stages = [
-        None if isinstance(v, DropVar) else placement.stage.get(v, 0) for v in eqn.outvars
-    ]
+    stages = [None if isinstance(v, DropVar) else placement.stage.get(v, 0) for v in eqn.outvars]
     return {
         stage: [s == stage for s in stages]
         for stage in sorted({s for s in stages if s is not None})

@@ -19,6 +19,7 @@ every piece and is summed afterwards, so that it need not travel with the microb
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -106,12 +107,15 @@ def _cut(eqn: JaxprEqn, span: LayerSpan, stage_of_layer: Sequence[int]) -> list[
             f"a {eqn.primitive.name} equation spans layers {span.first} to {span.last}, "
             "which lie on several stages; only a scan with one iteration per layer may"
         )
-    cuts = [k for k in range(span.first + 1, span.last + 1)
-            if stage_of_layer[k] != stage_of_layer[k - 1]]
+    cuts = [
+        k
+        for k in range(span.first + 1, span.last + 1)
+        if stage_of_layer[k] != stage_of_layer[k - 1]
+    ]
     edges = [span.first, *cuts, span.last + 1]
     return [
         Iterations(a - span.first, b - span.first, LayerSpan(a, b - 1))
-        for a, b in zip(edges, edges[1:], strict=False)
+        for a, b in itertools.pairwise(edges)
     ]
 
 
@@ -240,9 +244,7 @@ class _Work:
         source = self.inputs[var]
         if not isinstance(source, WholeInput):
             return draft.emit_call(_slice(lo, hi), [var], kind, mark)
-        rows = draft.add_whole_input(
-            splice_result(draft.prologue, _slice(lo, hi), [source.var])
-        )
+        rows = draft.add_whole_input(splice_result(draft.prologue, _slice(lo, hi), [source.var]))
         draft.kinds[rows] = kind
         return rows
 

@@ -200,7 +200,15 @@ def _named(eqns: list[Any], value: Any) -> Any:
 
 def flat(jaxpr: Any) -> Any:
     """The same with calls (`jit`, `remat`, custom derivatives) inlined, as tracing does."""
-    calls = ("jit", "pjit", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call", "closed_call")
+    calls = (
+        "jit",
+        "pjit",
+        "checkpoint",
+        "remat2",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        "closed_call",
+    )
     env: dict[Any, Any] = {}
     eqns: list[Any] = []
 
@@ -221,7 +229,9 @@ def flat(jaxpr: Any) -> Any:
             else:
                 if isinstance(body, _Body):
                     info = eqn.source_info
-                    info = info.replace(name_stack=body.call.source_info.name_stack + info.name_stack)
+                    info = info.replace(
+                        name_stack=body.call.source_info.name_stack + info.name_stack
+                    )
                     eqn = eqn.replace(source_info=info)
                 eqns.append(eqn)
 
@@ -263,8 +273,11 @@ def _kinds(region: Any, double: Any, num_whole: int) -> dict[Var, Kind]:
     for var, twin in pairs:
         if isinstance(var, DropVar):
             continue
-        grown = [d for d, (a, b) in enumerate(zip(var.aval.shape, twin.aval.shape, strict=True))
-                 if a != b]
+        grown = [
+            d
+            for d, (a, b) in enumerate(zip(var.aval.shape, twin.aval.shape, strict=True))
+            if a != b
+        ]
         if grown:
             kinds[var] = Batched(grown[0])
         elif var in touched and var not in region.invars:

@@ -81,7 +81,8 @@ class _Machine:
         for t in staged.transfers:
             a, b = staged.slots[t.source], staged.slots[t.target]
             assert (a.aval, a.scope, a.kind, a.stacked) == (b.aval, b.scope, b.kind, b.stacked)
-            assert a.stage != b.stage and not (isinstance(a.kind, Partial) and a.scope == "step")
+            assert a.stage != b.stage
+            assert not (isinstance(a.kind, Partial) and a.scope == "step")
             self.sends.setdefault(t.source, []).append(t.target)
         for slot in staged.slots:
             assert staged.slots[slot.index] is slot
@@ -107,7 +108,8 @@ class _Machine:
             self._write(fragment, output, value, microbatch)
         own = {o.slot for o in fragment.outputs if not isinstance(o, (Accumulate, WriteRow))}
         for slot in fragment.frees:
-            assert slot not in own and self.staged.slots[slot].stage == fragment.stage
+            assert slot not in own
+            assert self.staged.slots[slot].stage == fragment.stage
             if self.staged.slots[slot].scope == "microbatch":
                 del self.micro[slot, microbatch]
             else:
@@ -132,7 +134,8 @@ class _Machine:
                 values.append(jnp.asarray(result.value, result.aval.dtype))
             else:
                 slot = staged.slots[result.slot]
-                assert slot.scope == "step" and not slot.stacked
+                assert slot.scope == "step"
+                assert not slot.stacked
                 for i, out in staged.pairs:
                     if out == j and i in home:
                         assert home[i] == slot.stage, "state comes back elsewhere"
@@ -158,15 +161,18 @@ class _Machine:
         slot = staged.slots[source.slot]
         assert slot.stage == fragment.stage
         if slot.scope == "microbatch":
-            assert isinstance(source, Read) and microbatch is not None
+            assert isinstance(source, Read)
+            assert microbatch is not None
             return self.micro[source.slot, microbatch]
         self._check_phase(source.slot)
         value = self.step[source.slot]
         if isinstance(source, ReadRow):
-            assert slot.stacked and microbatch is not None
+            assert slot.stacked
+            assert microbatch is not None
             return value[microbatch]
         if isinstance(source, ReadJoined):
-            assert slot.stacked and microbatch is None
+            assert slot.stacked
+            assert microbatch is None
             return self._join(slot, value)
         assert not slot.stacked
         return value
@@ -176,8 +182,8 @@ class _Machine:
         if origin is None:
             return
         order = ("prologue", "forward", "backward", "epilogue")
-        role, stage, phase = origin
-        now_role, now_stage, now_phase = self.now
+        role, _stage, phase = origin
+        now_role, _now_stage, now_phase = self.now
         assert order.index(role) <= order.index(now_role)
         if role == now_role and role in ("prologue", "epilogue"):
             assert phase < now_phase, f"slot {slot}: written in phase {phase}, read in {now_phase}"
@@ -186,20 +192,25 @@ class _Machine:
         slot = self.staged.slots[output.slot]
         assert slot.stage == fragment.stage
         if isinstance(output, Accumulate):
-            assert isinstance(slot.kind, Partial) and microbatch is not None
+            assert isinstance(slot.kind, Partial)
+            assert microbatch is not None
             value = value.astype(slot.aval.dtype)
             old = self.step[output.slot]
             self.step[output.slot] = value if old is None else _COMBINE[slot.kind.op](old, value)
         elif isinstance(output, WriteRow):
-            assert slot.stacked and microbatch is not None
+            assert slot.stacked
+            assert microbatch is not None
             self.step[output.slot][microbatch] = value
         elif isinstance(output, WriteSplit):
-            assert slot.stacked and microbatch is None
+            assert slot.stacked
+            assert microbatch is None
             self._store(output.slot, self._split(slot, value))
         elif slot.scope == "microbatch":
             self._store_micro(output.slot, microbatch, value)
         else:
-            assert isinstance(output, Write) and microbatch is None and not slot.stacked
+            assert isinstance(output, Write)
+            assert microbatch is None
+            assert not slot.stacked
             self._store(output.slot, value)
 
     def _store(self, slot: int, value: Any) -> None:
@@ -211,7 +222,8 @@ class _Machine:
             self._store(target, value)
 
     def _store_micro(self, slot: int, microbatch: int | None, value: Any) -> None:
-        assert microbatch is not None and (slot, microbatch) not in self.micro
+        assert microbatch is not None
+        assert (slot, microbatch) not in self.micro
         assert value.shape == self.staged.slots[slot].aval.shape
         self.micro[slot, microbatch] = value
         for target in self.sends.get(slot, ()):
@@ -228,7 +240,9 @@ class _Machine:
     def _join(self, slot: Slot, rows: Any) -> Any:
         dim, outer = _layout(slot)
         shape = slot.aval.shape
-        grouped = jnp.stack([r.reshape(*shape[:dim], outer, -1, *shape[dim + 1 :]) for r in rows], dim + 1)
+        grouped = jnp.stack(
+            [r.reshape(*shape[:dim], outer, -1, *shape[dim + 1 :]) for r in rows], dim + 1
+        )
         total = shape[dim] * self.staged.num_microbatches
         return grouped.reshape(*shape[:dim], total, *shape[dim + 1 :])
 

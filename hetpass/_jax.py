@@ -21,6 +21,7 @@ from jax.extend.core import (  # there since 0.4.36
     Literal,
     Primitive,
     Var,
+    check_jaxpr,
 )
 from jax.interpreters import partial_eval as _pe  # dce_jaxpr; 0.10 to 0.12
 
@@ -188,3 +189,16 @@ def drop_dead_code(
     one more optional argument.)
     """
     return _pe.dce_jaxpr(jaxpr, list(used_outputs), instantiate=list(kept_inputs))
+
+
+def jaxpr_fault(jaxpr: Jaxpr) -> str:
+    """What JAX's own checker has against a jaxpr, "" if nothing.
+
+    Variables read before they are bound or bound twice, and equations whose results are not of
+    the types that their rules give.
+    """
+    try:
+        check_jaxpr(jaxpr)
+    except Exception as error:  # JaxprTypeError, or whatever a rule raises on wrong operands
+        return str(error).split("while checking jaxpr", 1)[0].strip() or type(error).__name__
+    return ""

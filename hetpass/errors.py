@@ -69,3 +69,10 @@ class ScheduleError(HetpassError):
 
 class ExecutionError(HetpassError):
     """A call that does not fit the compiled step, or a run that failed: HP-RUN-…"""
+
+
+class VerificationError(Exception):
+    """A value that a pass made breaks its own rules: a fault of hetpass, not of the user's step.
+
+    Not a HetpassError: there is nothing that a user could do but report it.
+    """

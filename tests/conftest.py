@@ -43,3 +43,16 @@ def x64() -> Iterator[None]:
         yield
     finally:
         jax.config.update("jax_enable_x64", before)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-plans",
+        action="store_true",
+        help="run every step of tests/programs in all layouts, not in a chosen few",
+    )
+
+
+@pytest.fixture
+def all_plans(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--all-plans"))

@@ -113,8 +113,13 @@ def create_state(
     )
 
 
-def train_step(state: GPTState, batch: dict[str, jax.Array]) -> tuple[GPTState, dict[str, Any]]:
-    """One step on batch = {"tokens", "labels"}, each (batch, seq) int32: plain flax and optax."""
+def train_step(
+    state: GPTState, batch: dict[str, jax.Array], keep_grads: bool = False
+) -> tuple[GPTState, dict[str, Any]]:
+    """One step on batch = {"tokens", "labels"}, each (batch, seq) int32: plain flax and optax.
+
+    With `keep_grads` the gradient is among the metrics.
+    """
 
     def loss_fn(params: Any) -> jax.Array:
         rngs = {"dropout": jax.random.fold_in(state.dropout_key, state.step)}
@@ -124,6 +129,8 @@ def train_step(state: GPTState, batch: dict[str, jax.Array]) -> tuple[GPTState, 
 
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
     metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
+    if keep_grads:
+        metrics["grads"] = grads
     return state.apply_gradients(grads=grads), metrics
 
 

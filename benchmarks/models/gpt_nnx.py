@@ -109,15 +109,18 @@ def create_state(
 
 
 def make_train_step(
-    config: GPTConfig, optimizer: optax.GradientTransformation
-) -> Callable[[nnx.State, dict[str, jax.Array]], tuple[nnx.State, dict[str, jax.Array]]]:
-    """A train step over the nnx.State of `create_state`; the module's structure is static."""
+    config: GPTConfig, optimizer: optax.GradientTransformation, keep_grads: bool = False
+) -> Callable[[nnx.State, dict[str, jax.Array]], tuple[nnx.State, dict[str, Any]]]:
+    """A train step over the nnx.State of `create_state`; the module's structure is static.
+
+    With `keep_grads` the gradient is among the metrics.
+    """
     abstract = jax.eval_shape(lambda: _create(jax.random.key(0), config, optimizer))
     graph = abstract[0]
 
     def train_step(
         state: nnx.State, batch: dict[str, jax.Array]
-    ) -> tuple[nnx.State, dict[str, jax.Array]]:
+    ) -> tuple[nnx.State, dict[str, Any]]:
         model, optim = nnx.merge(graph, state)
 
         def loss_fn(model: GPT) -> jax.Array:
@@ -128,6 +131,8 @@ def make_train_step(
         loss, grads = nnx.value_and_grad(loss_fn)(model)
         optim.update(model, grads)
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
+        if keep_grads:
+            metrics["grads"] = grads
         return nnx.state((model, optim)), metrics
 
     return train_step

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hetpass.ir.kinds import Batched, Kind, Position
+from hetpass.ir.kinds import Batched, Position
 
 
-def batch_layout(kind: Kind) -> tuple[int, int] | None:
-    """(dimension, outer) of a value that has examples along a dimension, else None.
+def batch_layout(kind: object) -> tuple[int, int] | None:
+    """(dimension, outer) of a value whose kind has examples along a dimension, else None.
 
     A value that is constant along its batch dimension (`outer` None) may be read with any outer.
     """

@@ -134,11 +134,17 @@ class _Lowering:
     replica: Replica
 
     @property
+    def examples(self) -> int:
+        """b: in one microbatch."""
+        batch = self.staged.layered.program.traced.batch_size
+        return (batch or 0) // self.staged.num_microbatches
+
+    @property
     def split(self) -> DataSplit:
         names = tuple(name for name, _ in self.replica.mesh)
         sizes = tuple(size for _, size in self.replica.mesh)
         mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
-        return DataSplit(data_parts(self.replica), mesh)
+        return DataSplit(data_parts(self.replica), self.examples, mesh)
 
     def program(self, fragment: Fragment) -> StageProgram:
         per_microbatch = fragment.role in MICROBATCH_ROLES
@@ -215,9 +221,7 @@ class _Lowering:
         self, source: FragmentInput, aval: ShapedArray, held: dict[int, Any], number: Any | None
     ) -> Any:
         if isinstance(source, ReadOffset):
-            traced = self.staged.layered.program.traced
-            examples = (traced.batch_size or 0) // self.staged.num_microbatches
-            return (number * examples).astype(aval.dtype)  # type: ignore[operator]
+            return (number * self.examples).astype(aval.dtype)  # type: ignore[operator]
         slot, value = self.staged.slots[source.slot], held[source.slot]
         if isinstance(source, ReadRow):
             return jax.lax.dynamic_index_in_dim(value, number, 0, keepdims=False)

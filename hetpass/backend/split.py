@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from hetpass._jax import DropVar, Jaxpr, JaxprEqn, Literal, Var, bind_equation
 from hetpass.backend.combine import only_first, reduce_leading
 from hetpass.backend.layout import batch_layout, join_batch, split_batch
-from hetpass.backend.narrow import narrowed
+from hetpass.backend.narrow import has_parts, narrowed
 from hetpass.ir.kinds import Kind, Partial
 
 DATA_AXIS = "data"
@@ -33,11 +33,18 @@ class DataSplit:
 
     Attributes:
       parts: D; 1 means that nothing is split.
+      examples: b, in a microbatch; D divides it.
       mesh: the axes of the stage's mesh, without devices, so that equal meshes lower equally.
     """
 
     parts: int
+    examples: int
     mesh: AbstractMesh
+
+    def starts(self, offset: Any) -> Any:
+        """[D]: the full-batch index of each part's first example."""
+        steps = jnp.arange(self.parts, dtype=offset.dtype) * (self.examples // self.parts)
+        return offset + steps
 
     def spread(self, value: Any) -> Any:
         """[D, …] with one part per device of the data axis; other dimensions as they come."""
@@ -60,11 +67,11 @@ def evaluate(
       arguments: one per invar; a Partial invar comes with its leading D.
       kinds: of the variables; one that is absent counts as whole.
       split: the data axis; parts = 1 evaluates the jaxpr as it is.
-      offsets: the invars that hold m * b. A split equation must not read them, nor scalars made
-        of them: its parts begin at other examples.
+      offsets: the invars that hold m * b. The parts of a split equation begin at other examples:
+        each gets its own offset. One that reads a scalar computed from m * b is not split.
     """
     values: dict[Var, Any] = dict(zip(jaxpr.invars, arguments, strict=True))
-    tainted = set(offsets)
+    roles: dict[Var, Kind | _Offset] = {**kinds, **dict.fromkeys(offsets, _Offset(direct=True))}
     last_reads = _last_reads(jaxpr)
 
     def read(atom: Any) -> Any:
@@ -72,13 +79,13 @@ def evaluate(
 
     for position, eqn in enumerate(jaxpr.eqns):
         operands = [read(atom) for atom in eqn.invars]
-        reads_offset = any(not isinstance(a, Literal) and a in tainted for a in eqn.invars)
         if split.parts == 1:
             results = bind_equation(eqn, operands)
         else:
-            results = _evaluate_split(eqn, operands, kinds, split, reads_offset)
-        if reads_offset:
-            tainted.update(v for v in eqn.outvars if not _has_parts(_kind(kinds, v)))
+            results = _evaluate_split(eqn, operands, roles, kinds, split)
+            if any(isinstance(_role(roles, atom), _Offset) for atom in eqn.invars):
+                scalars = (v for v in eqn.outvars if not has_parts(_role(roles, v)))
+                roles.update(dict.fromkeys(scalars, _Offset(direct=False)))
         values.update(
             (v, r) for v, r in zip(eqn.outvars, results, strict=True) if not isinstance(v, DropVar)
         )
@@ -103,53 +110,62 @@ def _last_reads(jaxpr: Jaxpr) -> dict[int, list[Var]]:
     return by_position
 
 
-def _kind(kinds: Mapping[Var, Kind], atom: Any) -> Kind | None:
-    return None if isinstance(atom, (Literal, DropVar)) else kinds.get(atom)
+@dataclass(frozen=True)
+class _Offset:
+    """The value is m * b (direct), or was computed from it without a batch dimension."""
+
+    direct: bool
+
+
+_Role = Kind | _Offset | None
+
+
+def _role(roles: Mapping[Var, Kind | _Offset], atom: Any) -> _Role:
+    return None if isinstance(atom, (Literal, DropVar)) else roles.get(atom)
 
 
 def _evaluate_split(
     eqn: JaxprEqn,
     operands: Sequence[Any],
+    roles: Mapping[Var, Kind | _Offset],
     kinds: Mapping[Var, Kind],
     split: DataSplit,
-    reads_offset: bool,
 ) -> list[Any]:
-    operand_kinds = [_kind(kinds, atom) for atom in eqn.invars]
-    result_kinds = [_kind(kinds, var) for var in eqn.outvars]
-    makes_partial = any(isinstance(kind, Partial) for kind in result_kinds)
-    if makes_partial and any(map(_has_parts, operand_kinds)):
-        part = None if reads_offset else narrowed(eqn, operand_kinds, split.parts)
+    operand_roles = [_role(roles, atom) for atom in eqn.invars]
+    result_roles = [_role(roles, var) for var in eqn.outvars]
+    makes_partial = any(isinstance(role, Partial) for role in result_roles)
+    indirect = any(isinstance(role, _Offset) and not role.direct for role in operand_roles)
+    if makes_partial and any(map(has_parts, operand_roles)) and not indirect:
+        part = narrowed(eqn, kinds, split.parts)
         if part is not None:
-            return _in_parts(part, operands, operand_kinds, result_kinds, split)
-    return _at_once(eqn, operands, operand_kinds, result_kinds, split)
-
-
-def _has_parts(kind: Kind | None) -> bool:
-    return isinstance(kind, Partial) or (kind is not None and batch_layout(kind) is not None)
+            return _in_parts(part, operands, operand_roles, result_roles, split)
+    return _at_once(eqn, operands, operand_roles, result_roles, split)
 
 
 def _in_parts(
     part: Callable[..., list[Any]],
     operands: Sequence[Any],
-    operand_kinds: Sequence[Kind | None],
-    result_kinds: Sequence[Kind | None],
+    operand_roles: Sequence[_Role],
+    result_roles: Sequence[_Role],
     split: DataSplit,
 ) -> list[Any]:
     cut, axes = [], []
-    for operand, kind in zip(operands, operand_kinds, strict=True):
-        layout = batch_layout(kind) if kind is not None else None
+    for operand, role in zip(operands, operand_roles, strict=True):
+        layout = batch_layout(role)
         if layout is not None:
             operand = split.spread(split_batch(operand, *layout, split.parts))
+        elif isinstance(role, _Offset):
+            operand = split.starts(operand)
         cut.append(operand)
-        axes.append(0 if _has_parts(kind) else None)
+        axes.append(0 if has_parts(role) or isinstance(role, _Offset) else None)
     results = jax.vmap(lambda *values: tuple(part(*values)), in_axes=tuple(axes))(*cut)
-    return [_merge(r, k, split) for r, k in zip(results, result_kinds, strict=True)]
+    return [_merge(r, k, split) for r, k in zip(results, result_roles, strict=True)]
 
 
-def _merge(result: Any, kind: Kind | None, split: DataSplit) -> Any:
-    if isinstance(kind, Partial):
+def _merge(result: Any, role: _Role, split: DataSplit) -> Any:
+    if isinstance(role, Partial):
         return split.spread(result)
-    layout = batch_layout(kind) if kind is not None else None
+    layout = batch_layout(role)
     if layout is not None:
         return join_batch(result, *layout)
     return result[0]  # whole: the same in every part
@@ -158,8 +174,8 @@ def _merge(result: Any, kind: Kind | None, split: DataSplit) -> Any:
 def _at_once(
     eqn: JaxprEqn,
     operands: Sequence[Any],
-    operand_kinds: Sequence[Kind | None],
-    result_kinds: Sequence[Kind | None],
+    operand_roles: Sequence[_Role],
+    result_roles: Sequence[_Role],
     split: DataSplit,
 ) -> list[Any]:
     """The equation on combined operands; a partial result is whole here, so part 0 holds it.
@@ -168,13 +184,13 @@ def _at_once(
     partial operands. It costs a reduction per microbatch, so it is the way out, not the way.
     """
     whole = [
-        reduce_leading(kind.op, operand) if isinstance(kind, Partial) else operand
-        for operand, kind in zip(operands, operand_kinds, strict=True)
+        reduce_leading(role.op, operand) if isinstance(role, Partial) else operand
+        for operand, role in zip(operands, operand_roles, strict=True)
     ]
     results = bind_equation(eqn, whole)
     return [
-        split.spread(only_first(kind.op, result, split.parts))
-        if isinstance(kind, Partial)
+        split.spread(only_first(role.op, result, split.parts))
+        if isinstance(role, Partial)
         else result
-        for result, kind in zip(results, result_kinds, strict=True)
+        for result, role in zip(results, result_roles, strict=True)
     ]

@@ -28,6 +28,9 @@ from hetpass.ir.program import LayerSpan
 PARAMETER_PRICE = 4.0
 """Per byte and layer, beside 1 for a value that moves."""
 
+GRADIENT_PRICE = 4.0
+"""Per byte and layer that a gradient is away from its parameter: it must be summed there."""
+
 SMALLEST_PRICE = 1e-4
 """Of the largest, up to which smaller ones are raised: the solver's tolerance is 1e-7."""
 
@@ -47,6 +50,8 @@ class Placed:
       backward: one per equation.
       duplicable: one per equation: its values cost nothing to move.
       inputs: the inputs that cost to read elsewhere: parameters.
+      homes: backward equation -> (the forward equations that read the parameter whose gradient it
+        makes, bytes of the gradient).
     """
 
     num_layers: int
@@ -54,6 +59,7 @@ class Placed:
     backward: Sequence[bool]
     duplicable: Sequence[bool]
     inputs: frozenset[Var]
+    homes: Mapping[int, tuple[tuple[int, ...], float]]
 
 
 def place_backward(flow: Dataflow, placed: Placed) -> dict[int, LayerSpan] | None:
@@ -83,6 +89,11 @@ def place_backward(flow: Dataflow, placed: Placed) -> dict[int, LayerSpan] | Non
             _price_value(flow, placed, program, var, late, price(var))
     for parameter, (held, late) in _parameter_reads(flow, placed).items():
         _price_distance(program, placed, held, late, PARAMETER_PRICE * price(parameter))
+    for number, (home, size) in placed.homes.items():
+        spans = [placed.spans[n] for n in home]
+        held = min(s.first for s in spans), max(s.last for s in spans)
+        at_home = GRADIENT_PRICE * max(size / largest, SMALLEST_PRICE)
+        _price_distance(program, placed, held, [number], at_home)
     layers = program.solve(placed.num_layers)
     return {n: LayerSpan(layers[n], layers[n]) for n in free}
 

@@ -8,7 +8,7 @@ that does not depend on the one just before, and lasts until one does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from hetpass.frontend.dataflow import Dataflow
@@ -37,7 +37,7 @@ class Chain:
 
 
 def forward_chains(
-    flow: Dataflow, forward: Sequence[int], anchors: Sequence[int], time_s: Mapping[int, float]
+    flow: Dataflow, forward: Sequence[int], anchors: Sequence[int], time_s: Sequence[float]
 ) -> list[Chain]:
     """Split forward equations into chains.
 
@@ -48,7 +48,7 @@ def forward_chains(
     """
     ancestors = _ancestors(flow, anchors)
     before = [ancestors[a] for a in anchors]
-    starts = _starts(before, [time_s[a] for a in anchors])
+    starts = _starts(before, time_s)
     chain_of: list[int] = []
     for j in range(len(anchors)):
         chain_of.append(chain_of[-1] + (j in starts) if j else 0)

@@ -9,8 +9,10 @@ only inputs (masks, labels as one-hot vectors) go to their first reader.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from hetpass._jax import JaxprEqn, Literal, Var
 from hetpass.analysis.flops import (
@@ -64,24 +66,41 @@ def forward_layers(
     """Cut the forward equations of the region into at most `max_layers` layers."""
     batch = varying_values(program)
     weights, time_s = _weigh(flow, batch, backward, duplicable, max_layers)
-    anchors = sorted(weights.heavy | weights.marks)
-    time_s.update({m: 0.0 for m in weights.marks if m not in time_s})
+    anchors = sorted({*time_s, *weights.marks})
     fixed = set(anchors)
     free = only_from(flow, lambda n: not backward[n] and n not in fixed)
-    placed = [n for n in range(len(flow.eqns)) if not backward[n] and not free[n]]
+    leaf = _leaves(flow, backward, free, fixed)
+    placed = [n for n in range(len(flow.eqns)) if not (backward[n] or free[n] or leaf[n])]
     axis = _Axis(flow, time_s, weights, _roots(program, flow, batch, free))
-    for chain in forward_chains(flow, placed, anchors, time_s):
+    for chain in forward_chains(flow, placed, anchors, [time_s.get(a, 0.0) for a in anchors]):
         axis.add(chain)
     number_of = merge_layers(axis.layers, max_layers)
     spans = {
         n: LayerSpan(number_of[s.first], number_of[s.last]) for n, s in axis.spans.items()
     }
     num_layers = max(number_of, default=0) + 1
+    for n in np.flatnonzero(leaf).tolist():
+        layer = max(spans[o].last for o in flow.operands[n] if not free[o])
+        spans[n] = LayerSpan(layer, layer)
     _place_free(flow, free, backward, spans, num_layers)
     cuts = {number_of[k] for k, layer in enumerate(axis.layers) if layer.forced}
     return ForwardLayers(
         num_layers, spans, tuple(sorted(weights.alone)), tuple(sorted(cuts - {0}))
     )
+
+
+def _leaves(
+    flow: Dataflow, backward: Sequence[bool], free: Sequence[bool], fixed: Set[int]
+) -> list[bool]:
+    """Light equations that no forward result needs: residuals and metrics, right at their operands.
+
+    After common subexpressions are merged, a residual of an equation may stand far behind it.
+    """
+    leaf = [False] * len(flow.eqns)
+    for n in reversed(range(len(flow.eqns))):
+        if not (backward[n] or free[n] or n in fixed):
+            leaf[n] = all(backward[r] or leaf[r] for r in flow.successors[n])
+    return leaf
 
 
 def _weigh(
@@ -101,7 +120,7 @@ def _weigh(
             time_s[n] = max(flops / REFERENCE_FLOPS_PER_S, moved / REFERENCE_BYTES_PER_S)
             lookups |= {n} if lookup else set()
     least = MIN_HEAVY * sum(time_s.values()) / max(len(time_s), 1)
-    time_s = {n: t for n, t in time_s.items() if t >= least}
+    time_s = {n: t for n, t in time_s.items() if t >= least or n in lookups}
     alone: set[int] = set()
     room = max_layers
     for n in time_s:
@@ -110,7 +129,7 @@ def _weigh(
             alone.add(n)
             room -= length
     marks = {n for n in forward if flow.eqns[n].primitive.name == MARKER}
-    weights = Weights(frozenset(time_s), lookups, alone, marks, lambda n: not duplicable[n])
+    weights = Weights(time_s, lookups, alone, marks, lambda n: not duplicable[n])
     return weights, time_s
 
 

@@ -13,17 +13,23 @@ crosses all the gaps around alike and says nothing about which of them to take.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from hetpass.analysis.flops import aval_bytes
 from hetpass.frontend.dataflow import Dataflow
 
-NEIGHBOURHOOD = 4
-"""Heavy equations on either side. The residual stream sleeps over no more than three of them at
-the best position of a transformer's or a residual network's block."""
+NEIGHBOURHOOD = 8
+"""Heavy equations on either side: attention with adapters beside its products has fourteen."""
 
 NEAR_MINIMUM = 1.25
+
+LARGE_SHARE = 1 / 8
+"""Of a chain's time, above which a piece is cut further where at most MORE_BYTES times the bytes
+of its own borders cross (a small U-Net is all one neighbourhood)."""
+
+MORE_BYTES = 1.75
+"""Below 2, so that a residual block with one inner value is not cut."""
 
 SIGNIFICANT = 1 / 16
 """Of the largest value that crosses, below which a value does not count as one."""
@@ -49,14 +55,14 @@ class Weights:
     """What the cutter needs to know about equations.
 
     Attributes:
-      heavy: the heavy equations.
+      heavy: the heavy equations and their times, in seconds on the reference device.
       lookups: those of them that only look up rows of a parameter.
       alone: heavy equations with a cut on either side: scans over layers.
       marks: markers of the user; the cut goes before them.
       crosses: whether an equation's results count where they cross a cut.
     """
 
-    heavy: Set[int]
+    heavy: Mapping[int, float]
     lookups: Set[int]
     alone: Set[int]
     marks: Set[int]
@@ -71,8 +77,11 @@ def cut_chain(flow: Dataflow, chain: Sequence[int], weights: Weights) -> list[Pi
     """
     heavies = [p for p, number in enumerate(chain) if number in weights.heavy]
     bytes_at = _crossing_bytes(flow, chain, weights)
-    gaps = [_best(bytes_at, a + 1, b) for a, b in zip(heavies, heavies[1:], strict=False)]
+    gaps = [
+        _best(flow, chain, bytes_at, a + 1, b) for a, b in zip(heavies, heavies[1:], strict=False)
+    ]
     kept = _kept(flow, chain, heavies, gaps, weights)
+    _cut_large(chain, heavies, gaps, bytes_at, weights, kept)
     marked = {p for p, number in enumerate(chain) if number in weights.marks}
     # A gap that the user marked is cut there and nowhere else.
     for a, b, position in zip(heavies, heavies[1:], gaps, strict=False):
@@ -81,9 +90,22 @@ def cut_chain(flow: Dataflow, chain: Sequence[int], weights: Weights) -> list[Pi
     return _pieces(chain, sorted((kept | marked) - {0}), marked, weights)
 
 
-def _best(bytes_at: Sequence[float], first: int, last: int) -> int:
-    """The latest position in first..last that the fewest bytes cross."""
-    return min(range(first, last + 1), key=lambda p: (bytes_at[p], -p))
+def _best(
+    flow: Dataflow, chain: Sequence[int], bytes_at: Sequence[float], first: int, last: int
+) -> int:
+    """The position in first..last that the fewest bytes cross.
+
+    Of several the latest, so that an activation stays with its product; but a norm, which starts
+    with a reduction, goes with what follows.
+    """
+    fewest = min(bytes_at[first : last + 1])
+    best = None
+    for position in range(first, last + 1):
+        if bytes_at[position] == fewest:
+            best = position
+        if best is not None and flow.eqns[chain[position]].primitive.name.startswith("reduce_"):
+            break
+    return last if best is None else best
 
 
 def _crossing_bytes(flow: Dataflow, chain: Sequence[int], weights: Weights) -> list[float]:
@@ -141,6 +163,35 @@ def _kept(
         if single or near or left in weights.alone or right in weights.alone:
             kept.add(position)
     return kept
+
+
+def _cut_large(
+    chain: Sequence[int],
+    heavies: Sequence[int],
+    gaps: Sequence[int],
+    bytes_at: Sequence[float],
+    weights: Weights,
+    kept: set[int],
+) -> None:
+    """Add to `kept` the best inner gap of every piece that takes a large share of the time."""
+    times = [weights.heavy[chain[p]] for p in heavies]
+    large = LARGE_SHARE * sum(times)
+    open_pieces = [(0, len(heavies))]  # heavy equations start..end-1, cut at kept gaps
+    while open_pieces:
+        start, end = open_pieces.pop()
+        inner = range(start, end - 1)  # gap g lies between heavy equations g and g + 1
+        cut = next((g for g in inner if gaps[g] in kept), None)
+        if cut is None and sum(times[start:end]) > large:
+            borders = [bytes_at[gaps[g]] for g in (start - 1, end - 1) if 0 <= g < len(gaps)]
+            allowed = MORE_BYTES * max(borders, default=0.0)
+            cut = min(
+                (g for g in inner if bytes_at[gaps[g]] <= allowed),
+                key=lambda g: (bytes_at[gaps[g]], g),
+                default=None,
+            )
+        if cut is not None:
+            kept.add(gaps[cut])
+            open_pieces += [(start, cut + 1), (cut + 1, end)]
 
 
 def _gaps_shortly_before(

@@ -12,6 +12,7 @@ from hetpass.frontend.backward_placement import Placed, place_backward
 from hetpass.frontend.common_subexpressions import merge_common_subexpressions
 from hetpass.frontend.dataflow import Dataflow, dataflow
 from hetpass.frontend.forward_layers import ForwardLayers, forward_layers
+from hetpass.frontend.gradients import gradient_homes
 from hetpass.frontend.layer_kinds import layer_kinds
 from hetpass.frontend.layer_names import layer_names
 from hetpass.frontend.layer_scans import twin_scan
@@ -76,8 +77,9 @@ def _all_spans(
         for var, source in zip(program.region.invars, program.region_inputs, strict=True)
         if isinstance(source, WholeInput)
     )
+    homes = gradient_homes(program, flow, backward, duplicable)
     for spans in ({**forward.spans, **twins}, dict(forward.spans)):
-        placed = Placed(forward.num_layers, spans, backward, duplicable, inputs)
+        placed = Placed(forward.num_layers, spans, backward, duplicable, inputs, homes)
         result = place_backward(flow, placed)
         if result is not None:
             return {**spans, **result}

@@ -1,0 +1,104 @@
+"""Which backward equation makes the gradient of which parameter.
+
+A step does not say; two signs do. The epilogue brings a gradient together with its parameter in an
+elementwise equation (the update). And a product's weight gradient reads what the product itself
+read: `x @ w` forward, `x.T @ g` backward, with as many elements as `w`; the same for convolutions
+and for lookups, whose gradient is scattered to the same indices. Used for quality only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from hetpass._jax import Atom, Literal, Var
+from hetpass.analysis.flops import aval_bytes
+from hetpass.frontend.dataflow import Dataflow
+from hetpass.ir.program import StepProgram, WholeInput
+
+_SUMS = ("dot_general", "conv_general_dilated", "scatter-add", "scatter_add")
+
+
+def gradient_homes(
+    program: StepProgram, flow: Dataflow, backward: Sequence[bool], duplicable: Sequence[bool]
+) -> Mapping[int, tuple[tuple[int, ...], float]]:
+    """Backward equation -> (forward readers of its parameter, bytes of the gradient)."""
+    parameters = {
+        var: source.var
+        for var, source in zip(program.region.invars, program.region_inputs, strict=True)
+        if isinstance(source, WholeInput) and var.aval.shape
+    }
+    readers = _forward_readers(flow, parameters, backward, duplicable)
+    homes: dict[int, tuple[tuple[int, ...], float]] = {}
+    for var, parameter in _updated(program, parameters).items():
+        number = flow.producer.get(var)
+        if number is not None and backward[number] and readers.get(parameter):
+            homes[number] = tuple(readers[parameter]), aval_bytes(var.aval)
+    for number, late in enumerate(backward):
+        if late and number not in homes and flow.eqns[number].primitive.name in _SUMS:
+            home = _co_readers(flow, number, readers, backward)
+            if home:
+                size = sum(aval_bytes(v.aval) for v in flow.eqns[number].outvars)
+                homes[number] = home, size
+    return homes
+
+
+def _forward_readers(
+    flow: Dataflow,
+    parameters: Mapping[Var, Var],
+    backward: Sequence[bool],
+    duplicable: Sequence[bool],
+) -> dict[Var, list[int]]:
+    """Parameter -> the forward equations that read it, directly or through duplicable ones."""
+    roots: list[dict[Var, None]] = []
+    readers: dict[Var, list[int]] = {}
+    for number, eqn in enumerate(flow.eqns):
+        own = {a: None for a in eqn.invars if isinstance(a, Var) and a in parameters}
+        for operand in flow.operands[number]:
+            if duplicable[operand]:
+                own.update(roots[operand])
+        roots.append(own)
+        if not backward[number] and not duplicable[number]:
+            for parameter in own:
+                readers.setdefault(parameter, []).append(number)
+    return readers
+
+
+def _updated(program: StepProgram, parameters: Mapping[Var, Var]) -> dict[Var, Var]:
+    """Region result -> the parameter that the epilogue combines it with, element by element."""
+    shape = {full: region for region, full in parameters.items()}
+    carried: dict[Var, Var] = {
+        output.target: var
+        for output, var in zip(program.region_outputs, program.region.outvars, strict=True)
+        if isinstance(var, Var)
+    }
+    found: dict[Var, Var] = {}
+
+    def is_like(atom: Atom, other: Var) -> bool:
+        return not isinstance(atom, Literal) and atom.aval.shape == other.aval.shape
+
+    for eqn in program.epilogue:
+        for result in eqn.outvars:
+            for atom in eqn.invars:
+                if is_like(atom, result) and atom in carried:
+                    carried.setdefault(result, carried[atom])
+        if eqn.outvars and eqn.outvars[0] in carried:
+            gradient = carried[eqn.outvars[0]]
+            for atom in eqn.invars:
+                if is_like(atom, eqn.outvars[0]) and atom in shape:
+                    found.setdefault(gradient, shape[atom])
+    return found
+
+
+def _co_readers(
+    flow: Dataflow, number: int, readers: Mapping[Var, Sequence[int]], backward: Sequence[bool]
+) -> tuple[int, ...]:
+    """Forward equations that read a value with this one, and a parameter of its result's size."""
+    eqn = flow.eqns[number]
+    size = math.prod(eqn.outvars[0].aval.shape)
+    reads: dict[int, None] = {}
+    for parameter, numbers in readers.items():
+        if math.prod(parameter.aval.shape) == size:
+            reads.update(dict.fromkeys(numbers))
+    shared = (r for a in eqn.invars if isinstance(a, Var) for r in flow.readers[a])
+    return tuple(sorted({r for r in shared if r in reads and not backward[r]}))

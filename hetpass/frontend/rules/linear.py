@@ -1,0 +1,171 @@
+"""Which operands an equation is linear in, and what happens to sums kept in parts.
+
+The sum over microbatches of f(x_m) is f of the sum exactly if f is linear. The same table says
+where a scale that is known only later may wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from hetpass._jax import JaxprEqn, Var
+from hetpass.frontend.rules.values import Mixes, Val
+from hetpass.ir.kinds import CombineOp, Partial
+
+_ALL = -1
+
+JOINTLY_LINEAR: dict[str, tuple[int, ...]] = {
+    "neg": (0,),
+    "add": (0, 1),
+    "add_any": (0, 1),
+    "sub": (0, 1),
+    "complex": (0, 1),
+    "real": (0,),
+    "imag": (0,),
+    "conj": (0,),
+    "convert_element_type": (0,),
+    "copy": (0,),
+    "copy_p": (0,),
+    "name": (0,),
+    "stop_gradient": (0,),
+    "hetpass_stage_boundary": (0,),
+    "optimization_barrier": (_ALL,),
+    "reduce_sum": (0,),
+    "cumsum": (0,),
+    "reduce_window_sum": (0,),
+    "reshape": (0,),
+    "transpose": (0,),
+    "broadcast_in_dim": (0,),
+    "squeeze": (0,),
+    "expand_dims": (0,),
+    "slice": (0,),
+    "split": (0,),
+    "rev": (0,),
+    "concatenate": (_ALL,),
+    "pad": (0, 1),
+    "gather": (0,),
+    "dynamic_slice": (0,),
+    "dynamic_update_slice": (0, 1),
+    "scatter-add": (0, 2),
+    "scatter_add": (0, 2),
+    "select_and_scatter_add": (0,),
+    "fft": (0,),
+    "triangular_solve": (1,),
+}
+"""Primitive -> operands that it is linear in together (all others held fixed)."""
+
+LINEAR_IN_EACH: dict[str, tuple[int, ...]] = {
+    "mul": (0, 1),
+    "dot_general": (0, 1),
+    "conv_general_dilated": (0, 1),
+    "div": (0,),
+}
+"""Primitive -> operands that it is linear in one by one."""
+
+_MOVES = frozenset(
+    "copy copy_p name stop_gradient hetpass_stage_boundary reshape transpose broadcast_in_dim squeeze "
+    "expand_dims slice split rev gather dynamic_slice concatenate convert_element_type".split()
+)
+"""Primitives that only move numbers: they commute with max, min, or, and."""
+
+_IDEMPOTENT: dict[str, CombineOp] = {"max": "max", "min": "min", "or": "or", "and": "and"}
+_REDUCES: dict[str, CombineOp] = {
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_or": "or",
+    "reduce_and": "and",
+}
+
+
+def _linear_operands(eqn: JaxprEqn) -> tuple[int, ...]:
+    name = eqn.primitive.name
+    if name == "select_n":
+        return tuple(range(1, len(eqn.invars)))
+    operands = JOINTLY_LINEAR.get(name, ())
+    return tuple(range(len(eqn.invars))) if operands == (_ALL,) else operands
+
+
+def narrows(eqn: JaxprEqn) -> bool:
+    """A cast to a type that cannot hold what the operand's type can."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    source, target = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    if jnp.issubdtype(source, jnp.inexact) and jnp.issubdtype(target, jnp.inexact):
+        return jnp.finfo(target).bits < jnp.finfo(source).bits
+    if jnp.issubdtype(source, jnp.integer) and jnp.issubdtype(target, jnp.integer):
+        return bool(jnp.iinfo(target).bits < jnp.iinfo(source).bits)
+    return not jax.dtypes.issubdtype(target, jnp.inexact) and source != target
+
+
+def scaled_result(eqn: JaxprEqn, vals: Sequence[Val]) -> tuple[Var, ...]:
+    """The factors that the result still has to be multiplied by.
+
+    Raises:
+      Mixes: the equation is not linear in what is scaled.
+    """
+    scaled = [i for i, v in enumerate(vals) if v.factors]
+    each = LINEAR_IN_EACH.get(eqn.primitive.name, ())
+    if each and set(scaled) <= set(each):
+        return tuple(f for i in scaled for f in vals[i].factors)
+    together = _linear_operands(eqn)
+    if not set(scaled) <= set(together) or narrows(eqn):
+        raise Mixes(eqn, "is not linear in a value that waits for a sum over the whole batch")
+    live = [vals[i].factors for i in together if not vals[i].zero]
+    if any(sorted(map(id, f)) != sorted(map(id, live[0])) for f in live):
+        raise Mixes(eqn, "adds values that wait for different sums over the whole batch")
+    return live[0] if live else ()
+
+
+def partial_result(eqn: JaxprEqn, vals: Sequence[Val]) -> Partial:
+    """The kind of a result that has partial operands and otherwise whole ones.
+
+    Raises:
+      Mixes: the equation needs the full value of a partial operand.
+    """
+    name = eqn.primitive.name
+    parts = [i for i, v in enumerate(vals) if isinstance(v.kind, Partial)]
+    ops = {vals[i].kind.op for i in parts}
+    if len(ops) != 1:
+        raise Mixes(eqn, "combines different reductions over the batch")
+    op: CombineOp = ops.pop()
+    if op == "sum":
+        return _partial_sum(eqn, vals, parts)
+    others_free = name != "concatenate" or len(parts) == len(vals)
+    if name in _MOVES and parts[0] == 0 and others_free and not _to_bool(eqn):
+        return Partial(op)
+    if _IDEMPOTENT.get(name) == op or _REDUCES.get(name) == op:
+        return Partial(op)
+    if name == "neg" and op in ("max", "min"):
+        return Partial("min" if op == "max" else "max")
+    raise Mixes(eqn, f"needs the full {op} over the batch")
+
+
+def _to_bool(eqn: JaxprEqn) -> bool:
+    """Casts that are not monotone."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    target = eqn.outvars[0].aval.dtype
+    return target == bool or jnp.issubdtype(target, jnp.unsignedinteger)
+
+
+def _partial_sum(eqn: JaxprEqn, vals: Sequence[Val], parts: Sequence[int]) -> Partial:
+    each = LINEAR_IN_EACH.get(eqn.primitive.name, ())
+    if len(parts) == 1 and parts[0] in each and _is_inexact_result(eqn):
+        return Partial("sum")
+    together = _linear_operands(eqn)
+    added = [vals[i] for i in together]
+    if not set(parts) <= set(together) or narrows(eqn):
+        raise Mixes(eqn, "needs the full sum over the batch")
+    if any(not isinstance(v.kind, Partial) and not v.zero for v in added):
+        raise Mixes(eqn, "adds a sum over the batch to a value that is free of it")
+    return Partial("sum")
+
+
+def _is_inexact_result(eqn: JaxprEqn) -> bool:
+    """Integer division of a sum is not linear; multiplication is, and matters to floats only."""
+    if eqn.primitive.name != "div":
+        return True
+    return bool(jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact))

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import jax
 from jax._src import source_info_util as _source_info_util  # private in 0.10 to 0.12
+from jax._src.linear_util import DebugInfo as _DebugInfo  # private; a Jaxpr without one warns
 from jax.core import ShapedArray
 from jax.extend.core import (  # there since 0.4.36
     ClosedJaxpr,
@@ -49,7 +50,8 @@ def make_jaxpr_value(
 ) -> Jaxpr:
     """An open jaxpr; its effects are those of its equations."""
     effects = frozenset().union(*(e.effects for e in eqns)) if eqns else frozenset()
-    return Jaxpr(list(constvars), list(invars), list(outvars), list(eqns), effects)
+    debug_info = _DebugInfo("hetpass", "<fragment>", None, None)
+    return Jaxpr(list(constvars), list(invars), list(outvars), list(eqns), effects, debug_info)
 
 
 def open_jaxpr(value: Any) -> tuple[Jaxpr, tuple[Any, ...]]:

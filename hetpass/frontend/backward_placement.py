@@ -29,7 +29,7 @@ PARAMETER_PRICE = 4.0
 """Per byte and layer, beside 1 for a value that moves."""
 
 GRADIENT_PRICE = 4.0
-"""Per byte and layer that a gradient is away from its parameter: it must be summed there."""
+"""Per byte and layer that a gradient is made away from its parameter, where it is summed."""
 
 SMALLEST_PRICE = 1e-4
 """Of the largest, up to which smaller ones are raised: the solver's tolerance is 1e-7."""
@@ -51,7 +51,7 @@ class Placed:
       duplicable: one per equation: its values cost nothing to move.
       inputs: the inputs that cost to read elsewhere: parameters.
       homes: backward equation -> (the forward equations that read the parameter whose gradient it
-        makes, bytes of the gradient).
+        makes, bytes at stake).
     """
 
     num_layers: int

@@ -17,7 +17,10 @@ MIN_SHARE = 0.1
 """Of the forward time, below which a run beside its predecessor is not a chain of its own."""
 
 MIN_DEPTH = 2
-"""Heavy equations one after the other; keys beside queries are one deep."""
+"""Heavy equations one after the other in a run that nothing heavy joins again."""
+
+MIN_JOINED_DEPTH = 4
+"""The same in a run that is joined: keys with adapters beside queries are two deep."""
 
 
 @dataclass(frozen=True)
@@ -96,25 +99,26 @@ def _starts(before: Sequence[int], time_s: Sequence[float]) -> dict[int, bool]:
         while end < len(before) and not before[end] >> (j - 1) & 1:
             end += 1
         share = sum(time_s[j:end]) >= MIN_SHARE * total
-        if share and _depth(before, j, end) >= MIN_DEPTH:
+        needed = MIN_DEPTH if end == len(before) else MIN_JOINED_DEPTH
+        if share and _depth(before, j, end, needed) >= needed:
             starts[j] = True
             blocked.append(j - 1)
     return starts
 
 
-def _depth(before: Sequence[int], start: int, end: int) -> int:
-    """Anchors on the longest path inside start..end-1, counted no further than MIN_DEPTH."""
+def _depth(before: Sequence[int], start: int, end: int, enough: int) -> int:
+    """Anchors on the longest path inside start..end-1, counted no further than `enough`."""
     depth: dict[int, int] = {}
     for j in range(start, end):
         inside = (before[j] >> start) & ((1 << (end - start)) - 1)
         deepest = 0
-        while inside and deepest < MIN_DEPTH:
+        while inside and deepest < enough:
             lowest = inside & -inside
             deepest = max(deepest, depth[start + lowest.bit_length() - 1])
             inside ^= lowest
         depth[j] = deepest + 1
-        if depth[j] >= MIN_DEPTH:
-            return MIN_DEPTH
+        if depth[j] >= enough:
+            return enough
     return max(depth.values(), default=0)
 
 

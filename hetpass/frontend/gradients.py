@@ -22,7 +22,11 @@ _SUMS = ("dot_general", "conv_general_dilated", "scatter-add", "scatter_add")
 def gradient_homes(
     program: StepProgram, flow: Dataflow, backward: Sequence[bool], duplicable: Sequence[bool]
 ) -> Mapping[int, tuple[tuple[int, ...], float]]:
-    """Backward equation -> (forward readers of its parameter, bytes of the gradient)."""
+    """Backward equation -> (forward readers of its parameter, bytes at stake).
+
+    At stake are the gradient, or what it is made of if that is more: a convolution's weights are
+    small beside its activations, yet its gradient belongs to the accumulator on its layer.
+    """
     parameters = {
         var: source.var
         for var, source in zip(program.region.invars, program.region_inputs, strict=True)
@@ -33,14 +37,18 @@ def gradient_homes(
     for var, parameter in _updated(program, parameters).items():
         number = flow.producer.get(var)
         if number is not None and backward[number] and readers.get(parameter):
-            homes[number] = tuple(readers[parameter]), aval_bytes(var.aval)
+            homes[number] = tuple(readers[parameter]), _stake(flow, number)
     for number, late in enumerate(backward):
         if late and number not in homes and flow.eqns[number].primitive.name in _SUMS:
             home = _co_readers(flow, number, readers, backward)
             if home:
-                size = sum(aval_bytes(v.aval) for v in flow.eqns[number].outvars)
-                homes[number] = home, size
+                homes[number] = home, _stake(flow, number)
     return homes
+
+
+def _stake(flow: Dataflow, number: int) -> float:
+    eqn = flow.eqns[number]
+    return max(aval_bytes(a.aval) for a in (*eqn.invars, *eqn.outvars))
 
 
 def _forward_readers(

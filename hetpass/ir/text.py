@@ -46,6 +46,7 @@ _TELLING = (
     "reverse",
     "start_indices",
     "limit_indices",
+    "y",
     "name",
 )
 _MAX_PARAMETER = 48
@@ -302,11 +303,11 @@ def _slot_row(slot: Slot, fed: str) -> tuple[str, ...]:
 
 def _fragment_lines(fragment: Fragment) -> list[str]:
     counts = Counter(eqn.primitive.name for eqn in fragment.jaxpr.eqns)
-    most = ", ".join(f"{count} {name}" for name, count in counts.most_common(4))
+    most = ", ".join(f"{count} {name}" for name, count in counts.most_common(5))
+    most += f", … ({counts.total()} equations)" if len(counts) > 5 else ""
     frees = f"  frees {' '.join(f's{s}' for s in fragment.frees)}" if fragment.frees else ""
     return [
-        f"{fragment.role} (phase {fragment.phase}): {len(fragment.jaxpr.eqns)} equations"
-        + (f" ({most})" if most else ""),
+        f"{fragment.role} (phase {fragment.phase}): {most or 'no equations'}",
         f"  in  {' '.join(_access_text(access) for access in fragment.inputs)}",
         f"  out {' '.join(_access_text(access) for access in fragment.outputs)}{frees}",
     ]

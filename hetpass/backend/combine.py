@@ -1,4 +1,4 @@
-"""How partial values combine: the identity, the pairwise step and the reduction of each operation."""
+"""How partial values combine: identity, pairwise step and reduction of each operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staged + Plan + devices -> CompiledStep: one XLA executable per fragment, one plan per transfer."""
+"""Staged, Plan, devices -> CompiledStep: an XLA executable per fragment, pieces per transfer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class CompiledStep:
     numbers: tuple[tuple[jax.Array, ...], ...]
 
 
-def compile(  # noqa: A001
+def compile(
     staged: Staged,
     plan: Plan,
     devices: Mapping[str, Sequence[jax.Device]],

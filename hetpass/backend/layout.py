@@ -30,22 +30,22 @@ def split_batch(value: Any, dim: int, outer: int, parts: int) -> Any:
     """[.., outer * batch * inner, ..] -> [parts, .., outer * batch / parts * inner, ..]."""
     shape = tuple(value.shape)
     rest = shape[dim] // (outer * parts)
-    value = value.reshape(shape[:dim] + (outer, parts, rest) + shape[dim + 1 :])
+    value = value.reshape((*shape[:dim], outer, parts, rest, *shape[dim + 1 :]))
     at = dim + 1
     order = (at, *(d for d in range(value.ndim) if d != at))
     value = value.transpose(order)
-    return value.reshape((parts,) + shape[:dim] + (outer * rest,) + shape[dim + 1 :])
+    return value.reshape((parts, *shape[:dim], outer * rest, *shape[dim + 1 :]))
 
 
 def join_batch(value: Any, dim: int, outer: int) -> Any:
     """The inverse of `split_batch`: `dim` counts without the leading dimension of parts."""
     parts, shape = value.shape[0], tuple(value.shape[1:])
     rest = shape[dim] // outer
-    value = value.reshape((parts,) + shape[:dim] + (outer, rest) + shape[dim + 1 :])
+    value = value.reshape((parts, *shape[:dim], outer, rest, *shape[dim + 1 :]))
     before = tuple(range(1, dim + 2))
     order = (*before, 0, *range(dim + 2, value.ndim))
     value = value.transpose(order)
-    return value.reshape(shape[:dim] + (outer * parts * rest,) + shape[dim + 1 :])
+    return value.reshape((*shape[:dim], outer * parts * rest, *shape[dim + 1 :]))
 
 
 def legal_parts(batch: int, near: int) -> tuple[int, ...]:

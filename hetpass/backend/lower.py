@@ -198,9 +198,7 @@ class _Lowering:
         op = slot.kind.op if isinstance(slot.kind, Partial) else "sum"
         return jnp.full(aval.shape, identity(op, aval.dtype), aval.dtype)
 
-    def _run(
-        self, fragment: Fragment, held: dict[int, Any], number: Any | None
-    ) -> dict[int, Any]:
+    def _run(self, fragment: Fragment, held: dict[int, Any], number: Any | None) -> dict[int, Any]:
         jaxpr = fragment.jaxpr
         kinds = self.staged.kinds if number is not None else {}
         split = self.split if number is not None else replace(self.split, parts=1)
@@ -221,7 +219,7 @@ class _Lowering:
         self, source: FragmentInput, aval: ShapedArray, held: dict[int, Any], number: Any | None
     ) -> Any:
         if isinstance(source, ReadOffset):
-            return (number * self.examples).astype(aval.dtype)  # type: ignore[operator]
+            return (number * self.examples).astype(aval.dtype)  # type: ignore[operator,union-attr]
         slot, value = self.staged.slots[source.slot], held[source.slot]
         if isinstance(source, ReadRow):
             return jax.lax.dynamic_index_in_dim(value, number, 0, keepdims=False)

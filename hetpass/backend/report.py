@@ -101,9 +101,7 @@ def collectives(text: str) -> dict[str, CollectiveCount]:
             # The start of these yields (operands, results, context).
             shapes = shapes[len(shapes) // 2 :] if len(shapes) == 2 else shapes[1:2]
         before = found.get(match["kind"], CollectiveCount(0, 0))
-        found[match["kind"]] = CollectiveCount(
-            before.count + 1, before.result_bytes + sum(shapes)
-        )
+        found[match["kind"]] = CollectiveCount(before.count + 1, before.result_bytes + sum(shapes))
     return found
 
 

@@ -156,14 +156,10 @@ def plan_reshard(
         join = _joiner(step) if len(numbers) > 1 else None
         copy_of = None if step.copy_of is None else places[step.copy_of]
         shards.append(Shard(numbers, join, copy_of, devices[device]))
-    aliases = any(
-        s.join is None and s.cuts and _untouched(cuts[s.cuts[0]]) for s in shards
-    )
+    aliases = any(s.join is None and s.cuts and _untouched(cuts[s.cuts[0]]) for s in shards)
     moved = sum(elements(p.box) for s in steps.values() for p in s.pieces if p.source != s.device)
     moved += sum(elements(s.box) for s in steps.values() if s.copy_of is not None)
-    return Reshard(
-        shape, source, target, tuple(cuts), tuple(shards), aliases, moved * itemsize
-    )
+    return Reshard(shape, source, target, tuple(cuts), tuple(shards), aliases, moved * itemsize)
 
 
 def _untouched(cut: Cut) -> bool:

@@ -1,4 +1,4 @@
-"""How every slot is stored: its shape with leading dimensions, and its sharding on the stage's mesh.
+"""How every slot is stored: its leading dimensions, and its sharding on the mesh of its stage.
 
 The default rule reads two mesh axes by name. `data` cuts the examples: batched slots along their
 batch dimension, partial slots along a leading dimension with one part per device. `model` cuts
@@ -41,9 +41,7 @@ def stored_aval(slot: Slot, replica: Replica, num_microbatches: int) -> ShapedAr
     return ShapedArray(shape, slot.aval.dtype)
 
 
-def slot_sharding(
-    slot: Slot, replica: Replica, override: Sharding | None = None
-) -> PartitionSpec:
+def slot_sharding(slot: Slot, replica: Replica, override: Sharding | None = None) -> PartitionSpec:
     """The spec of the stored array on the replica's mesh.
 
     Args:
@@ -191,9 +189,7 @@ def stage_meshes(
     return tuple(meshes[r.group, r.devices, r.mesh] for r in replicas)
 
 
-def _mesh(
-    stage: int, replica: Replica, devices: Mapping[str, Sequence[jax.Device]]
-) -> Mesh:
+def _mesh(stage: int, replica: Replica, devices: Mapping[str, Sequence[jax.Device]]) -> Mesh:
     if replica.group not in devices:
         raise PlanError(
             "HP-PLAN-GROUP",
@@ -223,9 +219,7 @@ def slot_shardings(
     shardings = [
         NamedSharding(
             meshes[slot.stage],
-            slot_sharding(
-                slot, replicas[slot.stage], stages[slot.stage].shardings.get(slot.name)
-            ),
+            slot_sharding(slot, replicas[slot.stage], stages[slot.stage].shardings.get(slot.name)),
         )
         for slot in staged.slots
     ]

@@ -16,7 +16,7 @@ import jax
 from hetpass.backend.compile import CompiledStep, Executable
 from hetpass.errors import ScheduleError
 from hetpass.ir.program import Slot
-from hetpass.ir.schedule import Task
+from hetpass.ir.schedule import Task, TaskKind
 
 _ROLES = {"F": "forward", "B": "backward", "W": "weight"}
 
@@ -187,7 +187,9 @@ class _Assembler:
     def _bound(self, task: Task) -> None:
         """Waits until the stage holds fewer microbatches than its bound."""
         schedule, stage = self.compiled.schedule, task.stage
-        ends = "B" if (stage, "backward") in self.by_role and schedule.has_backward else "F"
+        ends: TaskKind = (
+            "B" if (stage, "backward") in self.by_role and schedule.has_backward else "F"
+        )
         bound = schedule.in_flight[stage]
         if not schedule.has_backward:
             bound = max(bound, 2)  # one runs while the next is being sent
@@ -217,9 +219,7 @@ class _Assembler:
             Run(executable.call, tuple(arguments), tuple(results), program.stage, name, task)
         )
 
-    def _unwritten(
-        self, executable: Executable, number: int | None, slot: int
-    ) -> ScheduleError:
+    def _unwritten(self, executable: Executable, number: int | None, slot: int) -> ScheduleError:
         program, found = executable.program, self.compiled.staged.slots[slot]
         return ScheduleError(
             "HP-SCHEDULE-DATA",
@@ -233,9 +233,7 @@ class _Assembler:
         step = {s.index for s in self.compiled.staged.slots if s.scope == "step"}
         return_slots = {getattr(r, "slot", None) for r in self.compiled.staged.results}
         returned_inputs = {getattr(r, "input", None) for r in self.compiled.staged.results}
-        return_slots |= {
-            f.slot for f in self.compiled.staged.feeds if f.input in returned_inputs
-        }
+        return_slots |= {f.slot for f in self.compiled.staged.feeds if f.input in returned_inputs}
         kept = {self.slots[slot] for slot in step if slot in return_slots}
         return frozenset(kept | set(self.numbers.values()))
 

@@ -79,9 +79,7 @@ class LocalRuntime:
         object.__setattr__(self, "_given_away", tuple(sorted(given_away - returned)))
         object.__setattr__(self, "_copied", _repeated_inputs(staged.results))
 
-    def __call__(
-        self, arguments: Sequence[Any], record: Record | None = None
-    ) -> list[jax.Array]:
+    def __call__(self, arguments: Sequence[Any], record: Record | None = None) -> list[jax.Array]:
         """One step. Returns at once; the arrays are ready when their computations are.
 
         Args:

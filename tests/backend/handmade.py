@@ -1,8 +1,8 @@
 """A pipeline put together by hand: an MLP of S stages with clipping by global norm.
 
-    stage s:  h = tanh(h @ w_s + c_s);    loss = sum((h - y)**2 * m) / B
-    results:  new weights and biases, the loss, the largest output, the outputs per example, and
-              the gradients
+stage s:  h = tanh(h @ w_s + c_s);    loss = sum((h - y)**2 * m) / B
+results:  new weights and biases, the loss, the largest output, the outputs per example, and
+          the gradients
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from hetpass.ir.program import (
 )
 
 RATE, CLIP = 0.1, 0.05
+WHOLE = Whole()
 
 
 def layer(w: Any, c: Any, h: Any) -> Any:
@@ -85,7 +86,7 @@ class Maker:
         name: str,
         shape: tuple[int, ...],
         scope: str = "step",
-        kind: Kind = Whole(),
+        kind: Kind = WHOLE,
         stacked: bool = False,
     ) -> int:
         aval = ShapedArray(shape, self.dtype)
@@ -155,11 +156,17 @@ def inline(jaxpr: Jaxpr) -> Jaxpr:
             env.update(zip(eqn.outvars, out, strict=True))
         return [read(a) for a in j.outvars]
 
-    return open_jaxpr(jax.make_jaxpr(lambda *v: flat(jaxpr, list(v)))(*[v.aval for v in jaxpr.invars]))[0]
+    return open_jaxpr(
+        jax.make_jaxpr(lambda *v: flat(jaxpr, list(v)))(*[v.aval for v in jaxpr.invars])
+    )[0]
 
 
 def mlp(
-    stages: int, microbatches: int, batch: int = 24, width: int = 8, dtype: Any = np.float32,
+    stages: int,
+    microbatches: int,
+    batch: int = 24,
+    width: int = 8,
+    dtype: Any = np.float32,
     donated: bool = True,
 ) -> Handmade:
     make = Maker(batch, microbatches, dtype)
@@ -183,7 +190,9 @@ def mlp(
             make.fragment(
                 s,
                 "forward",
-                lambda w, c, h, y: (lambda o: (o, o, ((o - y) ** 2).sum() / batch, o.max()))(layer(w, c, h)),
+                lambda w, c, h, y: (lambda o: (o, o, ((o - y) ** 2).sum() / batch, o.max()))(
+                    layer(w, c, h)
+                ),
                 [Read(ws[s]), Read(cs[s]), ins[s], ReadRow(ys)],
                 [Write(h), WriteRow(outs), Accumulate(loss), Accumulate(top)],
             )
@@ -248,15 +257,25 @@ def mlp(
             s,
             "epilogue",
             lambda w, c, a, d, k: (w - RATE * k * a, c - RATE * k * d),
-            [Read(ws[s]), Read(cs[s]), Read(grads[s][0]), Read(grads[s][1]),
-             Read(make.send(scale, s) if s else scale)],
+            [
+                Read(ws[s]),
+                Read(cs[s]),
+                Read(grads[s][0]),
+                Read(grads[s][1]),
+                Read(make.send(scale, s) if s else scale),
+            ],
             [Write(new_ws[s]), Write(new_cs[s])],
             phase=2,
             frees=(ws[s], cs[s]),
         )
     joined = make.slot(last, "joined", (batch, width))
     make.fragment(
-        last, "epilogue", lambda o: (o,), [ReadJoined(outs)], [Write(joined)], phase=3,
+        last,
+        "epilogue",
+        lambda o: (o,),
+        [ReadJoined(outs)],
+        [Write(joined)],
+        phase=3,
         full=((batch, width),),
     )
 
@@ -267,8 +286,13 @@ def mlp(
     traced_jaxpr, _ = open_jaxpr(jax.make_jaxpr(step(batch))(w, c, x, y))
     paths = [f"state.w[{s}]" for s in s_range] + [f"state.c[{s}]" for s in s_range]
     leaves = [
-        InputLeaf(p, v.aval, 0 if p.startswith("state") else 1,
-                  None if p.startswith("state") else 0, donated and p.startswith("state"))
+        InputLeaf(
+            p,
+            v.aval,
+            0 if p.startswith("state") else 1,
+            None if p.startswith("state") else 0,
+            donated and p.startswith("state"),
+        )
         for p, v in zip([*paths, "x", "y"], traced_jaxpr.invars, strict=True)
     ]
     traced = Traced("mlp", traced_jaxpr, (), "", tuple(leaves), (), None, None, (), batch, ())
@@ -291,7 +315,9 @@ def mlp(
     return Handmade(staged, [*w, *c, x, y], [np.asarray(e) for e in expected])
 
 
-def plan_of(*meshes: tuple[tuple[str, int], ...], microbatches: int = 1, shared: bool = False) -> Plan:
+def plan_of(
+    *meshes: tuple[tuple[str, int], ...], microbatches: int = 1, shared: bool = False
+) -> Plan:
     """One stage per mesh; group g<i> has its own devices."""
     stages = []
     for number, mesh in enumerate(meshes):

@@ -23,10 +23,11 @@ from hetpass.ir.plan import Plan, Replica
 from hetpass.ir.program import Slot
 from tests.backend.handmade import devices_of, mlp, plan_of
 
+WHOLE = Whole()
 BOTH = Replica("g", (0, 1, 2, 3, 4, 5), (("data", 2), ("model", 3)))
 
 
-def slot(shape, kind=Whole(), scope="step", stacked=False, dtype=np.float32):
+def slot(shape, kind=WHOLE, scope="step", stacked=False, dtype=np.float32):
     return Slot(0, 0, ShapedArray(shape, dtype), scope, kind, stacked, "v")
 
 

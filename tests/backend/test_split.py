@@ -51,7 +51,9 @@ def compiled(function, inputs, outputs, *values, inner=None, nested=False):
     jitted = jax.jit(
         lambda *v: evaluate(jaxpr, v, kinds, split()),
         in_shardings=[sharding(k, v.ndim) for k, v in zip(inputs, values, strict=True)],
-        out_shardings=[sharding(k, v.aval.ndim) for k, v in zip(outputs, jaxpr.outvars)],
+        out_shardings=[
+            sharding(k, v.aval.ndim) for k, v in zip(outputs, jaxpr.outvars, strict=True)
+        ],
     )
     text = jitted.lower(*values).compile().as_text()
     results = jitted(*values)
@@ -125,7 +127,11 @@ def test_an_embedding_gradient():
     position = next(i for i, e in enumerate(jaxpr.eqns) if e.primitive.name == "scatter-add")
     indices = jaxpr.eqns[position].invars[1]
     made = next(i for i, e in enumerate(jaxpr.eqns) if indices in e.outvars)
-    inner = {i: Batched(0) for i, e in enumerate(jaxpr.eqns) if i <= made and B in e.outvars[0].aval.shape}
+    inner = {
+        i: Batched(0)
+        for i, e in enumerate(jaxpr.eqns)
+        if i <= made and B in e.outvars[0].aval.shape
+    }
     values = (normal(6, 3), ROWS, normal(B, 3))
     (result,), found = compiled(
         scatter_add, [Whole(), Batched(0), Batched(0)], [Partial()], *values, inner=inner
@@ -140,9 +146,7 @@ def test_partials_stay_in_parts_through_linear_equations():
 
     inner = {0: Partial(), 1: Partial(), 2: Partial()}
     values = (normal(B, 3), normal(3))
-    (result,), found = compiled(
-        function, [Batched(0), Whole()], [Partial()], *values, inner=inner
-    )
+    (result,), found = compiled(function, [Batched(0), Whole()], [Partial()], *values, inner=inner)
     np.testing.assert_allclose(result, function(*values), rtol=1e-5, atol=1e-6)
     assert not found
 
@@ -153,9 +157,9 @@ def test_a_convolution_gradient():
 
     x, w, ct = normal(B, 3, 7), normal(5, 3, 3), normal(B, 5, 7)
     pulled = jax.make_jaxpr(lambda x, ct: jax.vjp(convolve, w, x)[1](ct)[0])(x, ct)
-    position, equation = next(
-        (i, e)
-        for i, e in enumerate(pulled.eqns)
+    equation = next(
+        e
+        for e in pulled.eqns
         if e.primitive.name == "conv_general_dilated" and e.outvars[0].aval.shape[-1] == 3
     )
     lhs, rhs = (x, ct) if equation.invars[0].aval.shape == x.shape else (ct, x)

@@ -92,10 +92,15 @@ def make_eqn(
 
 
 def with_name_prefix(eqn: JaxprEqn, caller: JaxprEqn) -> JaxprEqn:
-    """The equation of an inlined call, its name stack prefixed with the caller's."""
+    """The equation of an inlined call, its name stack prefixed with the caller's.
+
+    Library code that JAX traced once and keeps has no line of the user's: it gets the caller's.
+    """
     outer = caller.source_info.name_stack
     inner = eqn.source_info.name_stack
     info = eqn.source_info.replace(name_stack=outer + inner)
+    if not user_frame(eqn):
+        info = info.replace(traceback=caller.source_info.traceback)
     return eqn.replace(source_info=info)
 
 

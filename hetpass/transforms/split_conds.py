@@ -24,9 +24,6 @@ from hetpass.transforms.splice import inline
 _NOT_SPECULATED = frozenset("while pure_callback io_callback custom_call ffi_call".split())
 """Never run for a branch that is not taken."""
 
-_FOREIGN_BYTES = 16 * 1024
-"""A restricted `cond` may read so much from other stages before its branches are opened."""
-
 
 @dataclass(frozen=True)
 class SplitConds:
@@ -48,7 +45,7 @@ def split_conds(eqns: Sequence[JaxprEqn], placement: Placement) -> SplitConds:
         changed = True
         parts = [restrict_cond(eqn, keep) for keep in groups.values()]
         if _speculates(eqn) and any(
-            _foreign_bytes(part, stage, placement) > _FOREIGN_BYTES
+            _reads_far(part, stage, placement)
             for stage, part in zip(groups, parts, strict=True)
         ):
             result.extend(_opened(eqn))
@@ -70,14 +67,13 @@ def _groups(eqn: JaxprEqn, placement: Placement) -> dict[int, list[bool]]:
     }
 
 
-def _foreign_bytes(part: JaxprEqn, stage: int, placement: Placement) -> int:
-    """Bytes of the operands that live on other stages, small ones aside."""
-    return sum(
-        aval_bytes(v.aval)
-        for v in part.invars[1:]
-        if isinstance(v, Var)
+def _reads_far(part: JaxprEqn, stage: int, placement: Placement) -> bool:
+    """Whether an operand lives on another stage, small ones aside."""
+    return any(
+        isinstance(v, Var)
         and aval_bytes(v.aval) > SMALL_BYTES
         and placement.stage.get(v, 0) != stage
+        for v in part.invars[1:]
     )
 
 

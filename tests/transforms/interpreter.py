@@ -256,6 +256,9 @@ def assert_equal(actual: Sequence[Any], expected: Sequence[Any], rtol: float = 1
     """Leaf by leaf, relative to the norm of the leaf."""
     assert len(actual) == len(expected)
     for j, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        e = jnp.asarray(e)
+        if jnp.issubdtype(e.dtype, jax.dtypes.prng_key):
+            a, e = jax.random.key_data(a), jax.random.key_data(e)
         a, e = np.asarray(a, np.float64), np.asarray(e, np.float64)
         assert a.shape == e.shape, j
         scale = max(float(np.linalg.norm(e)), 1e-6)

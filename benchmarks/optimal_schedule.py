@@ -46,8 +46,9 @@ def _modes(problem: AdaptiveProblem) -> tuple[bool, ...]:
     return (False, True) if problem.split_weights else (False,)
 
 
-def _words(m: int, has_weight: bool, word: Word = (), counts: tuple[int, ...] = (0, 0, 0)
-           ) -> Iterator[Word]:
+def _words(
+    m: int, has_weight: bool, word: Word = (), counts: tuple[int, ...] = (0, 0, 0)
+) -> Iterator[Word]:
     if len(word) == m * (3 if has_weight else 2):
         yield word
     most = (m, counts[0], counts[1] if has_weight else 0)
@@ -82,11 +83,9 @@ class CpSat:
         return self.bound_s >= self.makespan_s * (1 - 1e-6)
 
 
-def cp_sat(problem: AdaptiveProblem, limit_s: float, ticks_per_s: int = 1000) -> CpSat:
+def cp_sat(problem: AdaptiveProblem, limit_s: float, ticks_per_s: int = 10_000) -> CpSat:
     """Solves with one worker; times are rounded down to ticks, so that the bound stays one."""
-    found = [
-        _solve(problem, has_weight, limit_s, ticks_per_s) for has_weight in _modes(problem)
-    ]
+    found = [_solve(problem, has_weight, limit_s, ticks_per_s) for has_weight in _modes(problem)]
     return CpSat(min(f.makespan_s for f in found), min(f.bound_s for f in found))
 
 

@@ -154,6 +154,7 @@ class _Search:
         self.pool: dict[tuple[bool, Lanes], _Candidate] = {}
         self.named_s: dict[str, float] = {}
         self.best_counts = (1,) * self.stages
+        self.count_s: dict[Counts, float] = {}
         self.plays = 0
 
     def _modes(self) -> tuple[bool, ...]:
@@ -248,16 +249,17 @@ class _Search:
             counts.append(last)
         return tuple(counts) if last >= 1 else None
 
-    def _count_seconds(self, counts: tuple[int, ...]) -> float:
-        orders = tuple(
-            tuple(
-                ((0 if t.kind == "F" else self.stages) + t.stage) * self.m + t.microbatch
-                for t in one_f_one_b_tasks(stage, self.m, count)
-            )
-            for stage, count in enumerate(counts)
-        )
-        found = self.consider(orders, False)
-        return found.makespan_s if found is not None else float("inf")
+    def _count_seconds(self, counts: Counts) -> float:
+        if counts not in self.count_s:
+            orders = tuple(self._count_order(stage, count) for stage, count in enumerate(counts))
+            found = self.consider(orders, False)
+            self.count_s[counts] = found.makespan_s if found is not None else float("inf")
+        return self.count_s[counts]
+
+    def _count_order(self, stage: int, count: int) -> tuple[int, ...]:
+        base = {"F": stage * self.m, "B": (self.stages + stage) * self.m}
+        tasks = one_f_one_b_tasks(stage, self.m, count)
+        return tuple(base[task.kind] + task.microbatch for task in tasks)
 
     def _descend(
         self, counts: tuple[int, ...], most: tuple[int, ...]

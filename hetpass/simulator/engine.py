@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hetpass.schedules.pipe import Orders, Pipe
 
@@ -59,8 +61,7 @@ def _play_overlapping(pipe: Pipe, orders: Orders) -> Played | None:
     wire_free_s = [0.0] * len(pipe.wires)
     at = [0] * len(orders)
     left = sum(len(order) for order in orders)
-    events: list[tuple[float, int]] = []
-    push, pop = heapq.heappush, heapq.heappop
+    events, push, pop = _events(pipe)
     wake = list(range(len(orders)))
     while True:
         for lane in wake:
@@ -100,6 +101,22 @@ def _play_overlapping(pipe: Pipe, orders: Orders) -> Played | None:
         return None
     makespan_s = max(free + update for free, update in zip(free_s, pipe.updates_s, strict=True))
     return Played(start_s, end_s, sent_s, arrived_s, makespan_s)
+
+
+_Event = tuple[float, int]
+
+
+def _events(
+    pipe: Pipe,
+) -> tuple[Any, Callable[[Any, _Event], None], Callable[[Any], _Event]]:
+    """A queue of (time, task number), how to add to it and how to take the next.
+
+    Where transfers of several blocks meet on one wire, the earliest end comes first. Else the
+    ends of one lane in their order are enough, since every wire has one sender.
+    """
+    if pipe.shared:
+        return [], heapq.heappush, heapq.heappop
+    return deque(), deque.append, deque.popleft
 
 
 def play_blocking(pipe: Pipe, orders: Orders) -> Played | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from hetpass._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var, open_jaxpr
 from hetpass.transforms.sizes import aval_bytes
+from hetpass.transforms.splice import call_body, is_call
 
 Votes = dict[int, int]
 """Bytes by stage."""
@@ -97,20 +98,23 @@ class _Graph:
             operands = [self._node(v, scope) for v in eqn.invars if isinstance(v, Var)]
             results = [self._node(v, scope) for v in eqn.outvars if not isinstance(v, DropVar)]
             if eqn.primitive.name == "cond" and not eqn.effects:
-                self._add_branches(eqn, scope)
+                for branch in eqn.params["branches"]:
+                    self._add_body(open_jaxpr(branch)[0], eqn.invars[1:], eqn.outvars, scope)
+            elif is_call(eqn):
+                self._add_body(call_body(eqn), eqn.invars, eqn.outvars, scope)
             else:
                 self.items.append(_Item(operands, results))
 
-    def _add_branches(self, eqn: JaxprEqn, scope: dict[Var, int]) -> None:
-        for branch in eqn.params["branches"]:
-            body: Jaxpr = open_jaxpr(branch)[0]
-            inner: dict[Var, int] = {}
-            for outer, var in zip(eqn.invars[1:], body.invars, strict=True):
-                self._alias(outer, scope, var, inner)
-            self.add(body.eqns, inner)
-            for out, result in zip(body.outvars, eqn.outvars, strict=True):
-                if not isinstance(result, DropVar):
-                    self._alias(out, inner, result, scope)
+    def _add_body(
+        self, body: Jaxpr, operands: Sequence[Atom], results: Sequence[Var], scope: dict[Var, int]
+    ) -> None:
+        inner: dict[Var, int] = {}
+        for outer, var in zip(operands, body.invars, strict=True):
+            self._alias(outer, scope, var, inner)
+        self.add(body.eqns, inner)
+        for out, result in zip(body.outvars, results, strict=True):
+            if not isinstance(result, DropVar):
+                self._alias(out, inner, result, scope)
 
     def _alias(
         self, source: Atom, source_scope: dict[Var, int], target: Var, scope: dict[Var, int]

@@ -19,16 +19,34 @@ class Spliced:
     outs: tuple[Atom, ...]
 
 
+def is_call(eqn: JaxprEqn) -> bool:
+    """Whether the equation is a plain call (`jit`), the same as its body."""
+    return eqn.primitive.name == "jit" and not open_jaxpr(eqn.params["jaxpr"])[1]
+
+
+def call_body(eqn: JaxprEqn) -> Jaxpr:
+    """The body of a plain call."""
+    return open_jaxpr(eqn.params["jaxpr"])[0]
+
+
 def inline(jaxpr: Jaxpr, operands: Sequence[Atom]) -> Spliced:
-    """The equations of `jaxpr` applied to `operands`; every result is a fresh variable."""
+    """The equations of `jaxpr` applied to `operands`; every result is a fresh variable.
+
+    Plain calls inside are opened as well.
+    """
     env: dict[Var, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
 
     def atom(value: Atom) -> Atom:
         return value if isinstance(value, Literal) else env[value]
 
-    eqns = []
+    eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
         invars = [atom(v) for v in eqn.invars]
+        if is_call(eqn):
+            called = inline(call_body(eqn), invars)
+            eqns.extend(called.eqns)
+            env.update(zip(eqn.outvars, called.outs, strict=True))
+            continue
         outvars = []
         for var in eqn.outvars:
             if isinstance(var, DropVar):

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass, field, replace
 
 from hetpass._jax import JaxprEqn, Literal, Var
 from hetpass.analysis.flops import (
-    aval_bytes,
     equation_bytes,
     equation_flops,
     equation_matmul_flops,
@@ -26,6 +23,7 @@ from hetpass.frontend.forward_chains import Chain, forward_chains, whole_roots
 from hetpass.frontend.layer_cuts import Piece, Weights, cut_chain
 from hetpass.frontend.layer_merging import LayerWeight, merge_layers
 from hetpass.frontend.layer_scans import is_scan_over_layers, scan_operands
+from hetpass.frontend.recomputed_blocks import recomputed_blocks
 from hetpass.frontend.varying import Varying, varying_values
 from hetpass.ir.program import LayerSpan, StepProgram, WholeInput
 
@@ -65,13 +63,16 @@ def forward_layers(
 ) -> ForwardLayers:
     """Cut the forward equations of the region into at most `max_layers` layers."""
     batch = varying_values(program)
+    recomputed = [program.traced.recomputed[source] for source in program.origin]
     weights, time_s = _weigh(flow, batch, backward, duplicable, max_layers)
     anchors = sorted({*time_s, *weights.marks})
     fixed = set(anchors)
     free = only_from(flow, lambda n: not backward[n] and n not in fixed)
     leaf = _leaves(flow, backward, free, fixed)
     placed = [n for n in range(len(flow.eqns)) if not (backward[n] or free[n] or leaf[n])]
-    axis = _Axis(flow, time_s, weights, _roots(program, flow, batch, free))
+    roots = _roots(program, flow, batch)
+    blocks = recomputed_blocks(flow, sorted(time_s), recomputed, roots)
+    axis = _Axis(flow, time_s, replace(weights, together=blocks), roots)
     for chain in forward_chains(flow, placed, anchors, [time_s.get(a, 0.0) for a in anchors]):
         axis.add(chain)
     number_of = merge_layers(axis.layers, max_layers)
@@ -79,9 +80,7 @@ def forward_layers(
         n: LayerSpan(number_of[s.first], number_of[s.last]) for n, s in axis.spans.items()
     }
     num_layers = max(number_of, default=0) + 1
-    for n in np.flatnonzero(leaf).tolist():
-        layer = max(spans[o].last for o in flow.operands[n] if not free[o])
-        spans[n] = LayerSpan(layer, layer)
+    _place_leaves(flow, leaf, free, spans)
     _place_free(flow, free, backward, spans, num_layers)
     cuts = {number_of[k] for k, layer in enumerate(axis.layers) if layer.forced}
     return ForwardLayers(
@@ -151,19 +150,41 @@ def _is_lookup(eqn: JaxprEqn, batch: Varying) -> bool:
     )
 
 
-def _roots(
-    program: StepProgram, flow: Dataflow, batch: Varying, free: Sequence[bool]
-) -> list[frozenset[object]]:
+def _roots(program: StepProgram, flow: Dataflow, batch: Varying) -> list[frozenset[object]]:
+    """Per equation the parameters that it reads, directly or cast, transposed and the like."""
     inputs = {
         var
         for var, source in zip(program.region.invars, program.region_inputs, strict=True)
-        if isinstance(source, WholeInput) and aval_bytes(var.aval) > 16
+        if isinstance(source, WholeInput) and var.aval.shape
     }
-    whole = [
-        free[n] and not any(batch.varies(v) for v in e.outvars)
-        for n, e in enumerate(flow.eqns)
-    ]
+    whole = only_from(flow, lambda n: not any(batch.varies(v) for v in flow.eqns[n].outvars))
     return whole_roots(flow, whole, inputs)
+
+
+def _place_leaves(
+    flow: Dataflow, leaf: Sequence[bool], free: Sequence[bool], spans: dict[int, LayerSpan]
+) -> None:
+    """With their neighbours in the program, as long as all operands are there anyway."""
+    neighbour = 0
+    for n, operands in enumerate(flow.operands):
+        if not leaf[n]:
+            neighbour = spans[n].last if n in spans else neighbour
+            continue
+        made = [o for o in operands if not free[o]]
+        least = max(spans[o].last for o in made)
+        most = min(_last_read(flow, o, n, spans) for o in made)
+        layer = max(least, min(most, neighbour))
+        spans[n] = LayerSpan(layer, layer)
+
+
+def _last_read(flow: Dataflow, made: int, by: int, spans: Mapping[int, LayerSpan]) -> int:
+    """The last layer that already has the values that equation `by` reads of equation `made`."""
+    reach = []
+    for var in flow.eqns[made].outvars:
+        readers = flow.readers.get(var, ())
+        if by in readers:
+            reach.append(max([spans[made].last, *(spans[r].first for r in readers if r in spans)]))
+    return min(reach)
 
 
 def _place_free(

@@ -60,6 +60,8 @@ class Weights:
       alone: heavy equations with a cut on either side: scans over layers.
       marks: markers of the user; the cut goes before them.
       crosses: whether an equation's results count where they cross a cut.
+      together: (first, last) numbers of heavy equations between which no cut may go: what
+        `jax.checkpoint` recomputes in one.
     """
 
     heavy: Mapping[int, float]
@@ -67,6 +69,11 @@ class Weights:
     alone: Set[int]
     marks: Set[int]
     crosses: Callable[[int], bool]
+    together: tuple[tuple[int, int], ...] = ()
+
+    def may_part(self, left: int, right: int) -> bool:
+        """A cut may go between two consecutive heavy equations."""
+        return not any(first <= left and right <= last for first, last in self.together)
 
 
 def cut_chain(flow: Dataflow, chain: Sequence[int], weights: Weights) -> list[Piece]:
@@ -156,6 +163,8 @@ def _kept(
         left, right = chain[heavies[g]], chain[heavies[g + 1]]
         if left in weights.lookups and right in weights.lookups:
             continue  # the lookups of one embedding
+        if not weights.may_part(left, right):
+            continue
         sizes = active[g].values()
         single = sum(size >= SIGNIFICANT * max(sizes) for size in sizes) == 1
         around = score[max(0, g - NEIGHBOURHOOD) : g + NEIGHBOURHOOD + 1]
@@ -185,7 +194,12 @@ def _cut_large(
             borders = [bytes_at[gaps[g]] for g in (start - 1, end - 1) if 0 <= g < len(gaps)]
             allowed = MORE_BYTES * max(borders, default=0.0)
             cut = min(
-                (g for g in inner if bytes_at[gaps[g]] <= allowed),
+                (
+                    g
+                    for g in inner
+                    if bytes_at[gaps[g]] <= allowed
+                    and weights.may_part(chain[heavies[g]], chain[heavies[g + 1]])
+                ),
                 key=lambda g: (bytes_at[gaps[g]], g),
                 default=None,
             )

@@ -70,9 +70,8 @@ def _layer_key(
         leaving = []
         for index, var in enumerate(eqn.outvars):
             local[var] = (place, index)
-            readers = [r for r in flow.readers.get(var, ()) if r not in inside]
-            late = [expressions.backward[r] for r in readers]
-            leaving.append((not all(late), any(late), var in flow.outvars, str(kinds.get(var))))
+            leaves = any(r not in inside for r in flow.readers.get(var, ()))
+            leaving.append((leaves, var in flow.outvars, str(kinds.get(var))))
         parts.append(
             (expressions.equation(number), operands, expressions.backward[number], tuple(leaving))
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hetpass._jax import JaxprEqn, scan_counts
+from hetpass._jax import Atom, JaxprEqn, Var, scan_counts
 from hetpass.analysis.duplicable import duplicable_equations
 from hetpass.analysis.flops import aval_bytes, equation_flops, equation_matmul_flops
 from hetpass.frontend.backward_marks import backward_marks, move_to_backward
@@ -14,7 +14,7 @@ from hetpass.frontend.dataflow import Dataflow, dataflow
 from hetpass.frontend.forward_layers import ForwardLayers, forward_layers
 from hetpass.frontend.gradients import gradient_homes
 from hetpass.frontend.layer_kinds import layer_kinds
-from hetpass.frontend.layer_names import layer_names
+from hetpass.frontend.layer_names import layer_names, path_steps, scope
 from hetpass.frontend.layer_scans import twin_scan
 from hetpass.ir.program import Layered, LayerSpan, StepProgram, WholeInput
 
@@ -54,7 +54,7 @@ def segment(program: StepProgram, *, max_layers: int = 256) -> Layered:
         forward_flops=flops[0],
         backward_flops=flops[1],
         cut_bytes=_cut_bytes(flow, spans, backward, duplicable, forward.num_layers),
-        names=layer_names(_known_by(flow, spans, backward, forward.num_layers)),
+        names=_names(program, flow, spans, backward, forward.num_layers),
         boundaries=forward.boundaries,
     )
 
@@ -134,19 +134,41 @@ def _carried_bytes(eqn: JaxprEqn) -> float:
     return sum(aval_bytes(a.aval) for a in eqn.invars[num_consts : num_consts + num_carry])
 
 
-def _known_by(
-    flow: Dataflow, spans: Sequence[LayerSpan], backward: Sequence[bool], num_layers: int
-) -> list[list[JaxprEqn]]:
-    """Per layer the forward equations with products, or else all forward ones, or else all."""
-    heavy: list[list[JaxprEqn]] = [[] for _ in range(num_layers)]
-    early: list[list[JaxprEqn]] = [[] for _ in range(num_layers)]
-    late: list[list[JaxprEqn]] = [[] for _ in range(num_layers)]
-    for eqn, span, is_late in zip(flow.eqns, spans, backward, strict=True):
+def _names(
+    program: StepProgram,
+    flow: Dataflow,
+    spans: Sequence[LayerSpan],
+    backward: Sequence[bool],
+    num_layers: int,
+) -> tuple[str, ...]:
+    """A layer is known by its forward products and lookups, or else by all its equations."""
+    known: list[list[JaxprEqn]] = [[] for _ in range(num_layers)]
+    others: list[list[JaxprEqn]] = [[] for _ in range(num_layers)]
+    for eqn, span, late in zip(flow.eqns, spans, backward, strict=True):
+        heavy = eqn.primitive.name == "gather" or equation_matmul_flops(eqn) > 0
         for layer in range(span.first, span.last + 1):
-            if is_late:
-                late[layer].append(eqn)
-                continue
-            early[layer].append(eqn)
-            if equation_matmul_flops(eqn) > 0:
-                heavy[layer].append(eqn)
-    return [h or e or b for h, e, b in zip(heavy, early, late, strict=True)]
+            (known if heavy and not late else others)[layer].append(eqn)
+    path_of = {
+        var: path_steps(leaf.path)
+        for var, leaf in zip(program.traced.jaxpr.invars, program.traced.inputs, strict=True)
+        if leaf.batch_dim is None
+    }
+    parameters = {
+        var: path_of[source.var]
+        for var, source in zip(program.region.invars, program.region_inputs, strict=True)
+        if isinstance(source, WholeInput) and source.var in path_of
+    }
+    by = [k or o for k, o in zip(known, others, strict=True)]
+    return tuple(
+        layer_names(
+            [[scope(e) for e in eqns] for eqns in by],
+            [
+                [parameters[a] for e in eqns for a in e.invars if _is_in(a, parameters)]
+                for eqns in by
+            ],
+        )
+    )
+
+
+def _is_in(atom: Atom, parameters: Mapping[Var, object]) -> bool:
+    return isinstance(atom, Var) and atom in parameters

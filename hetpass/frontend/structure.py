@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hetpass._jax import Atom, Jaxpr, JaxprEqn, Literal, Var, is_jaxpr, open_jaxpr
+from hetpass._jax import Atom, Jaxpr, JaxprEqn, Literal, ShapedArray, Var, is_jaxpr, open_jaxpr
 
 Key = Hashable
 
@@ -31,11 +31,9 @@ def params_key(params: Mapping[str, Any]) -> Key:
 
 
 def aval_key(aval: Any) -> Key:
-    return aval.str_short() if hasattr(aval, "str_short") else str(aval), _weak(aval)
-
-
-def _weak(aval: Any) -> bool:
-    return bool(getattr(aval, "weak_type", False))
+    if isinstance(aval, ShapedArray):
+        return aval.shape, aval.dtype, aval.weak_type
+    return str(aval)
 
 
 def value_key(value: Any) -> Key:

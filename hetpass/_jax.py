@@ -7,7 +7,7 @@ to, not including, 0.13.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -24,6 +24,7 @@ from jax.extend.core import (  # there since 0.4.36
     Var,
     check_jaxpr,
 )
+from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as _pe  # dce_jaxpr; 0.10 to 0.12
 
 try:  # by 0.12 scan keeps its argument groups in a FlatTree; absent in 0.10
@@ -174,19 +175,6 @@ def device_order(sharding: Any) -> tuple[Any, ...]:
     return tuple(sharding._addressable_device_assignment)
 
 
-def scan_arity(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many constants and carries a `scan` has. (0.10: num_consts, num_carry; 0.12: ft_in.)"""
-    if "num_carry" in eqn.params:
-        return eqn.params["num_consts"], eqn.params["num_carry"]
-    consts, carry, _ = eqn.params["ft_in"].update(list(eqn.invars)).unpack()
-    return len(list(consts)), len(list(carry))
-
-
-def close_jaxpr(jaxpr: Jaxpr) -> Any:
-    """A jaxpr without constants as an equation's parameter holds it. (By 0.12 one class.)"""
-    return ClosedJaxpr(jaxpr, ())
-
-
 def drop_dead_code(
     jaxpr: Jaxpr, used_outputs: Sequence[bool], kept_inputs: Sequence[bool]
 ) -> tuple[Jaxpr, list[bool]]:
@@ -209,3 +197,18 @@ def jaxpr_fault(jaxpr: Jaxpr) -> str:
     except Exception as error:  # JaxprTypeError, or whatever a rule raises on wrong operands
         return str(error).split("while checking jaxpr", 1)[0].strip() or type(error).__name__
     return ""
+
+
+def define_identity(
+    primitive: Primitive,
+    *,
+    impl: Callable[..., Any],
+    jvp: Callable[..., Any],
+    batch: Callable[..., Any],
+) -> None:
+    """Rules of a primitive that returns its one operand (jax.interpreters in 0.10 to 0.12)."""
+    primitive.def_impl(impl)
+    primitive.def_abstract_eval(impl)
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, lambda ctx, x, **_: [x])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hetpass._jax import JaxprEqn, Var, close_jaxpr, drop_dead_code, open_jaxpr
+from hetpass._jax import JaxprEqn, Var, close, drop_dead_code, open_jaxpr
 
 
 def live_equations(eqns: Sequence[JaxprEqn], needed: Iterable[object]) -> tuple[bool, ...]:
@@ -26,7 +26,7 @@ def restrict_cond(eqn: JaxprEqn, keep: Sequence[bool]) -> JaxprEqn:
     for branch in branches:
         _, needs = drop_dead_code(branch, keep, [False] * len(used))
         used = [a or b for a, b in zip(used, needs, strict=True)]
-    smaller = tuple(close_jaxpr(drop_dead_code(b, keep, used)[0]) for b in branches)
+    smaller = tuple(close(drop_dead_code(b, keep, used)[0]) for b in branches)
     operands = [v for v, kept in zip(eqn.invars[1:], used, strict=True) if kept]
     return eqn.replace(
         invars=[eqn.invars[0], *operands],

@@ -35,7 +35,7 @@ from hetpass._jax import (
     Var,
     make_var,
     open_jaxpr,
-    scan_arity,
+    scan_counts,
 )
 from hetpass.ir.kinds import Kind, Partial, Whole, Zero
 from hetpass.ir.program import Layered, LayerSpan, RegionInput, WholeInput
@@ -95,7 +95,7 @@ def _read_outside_scans(layered: Layered, stage_of_layer: Sequence[int]) -> set[
     for eqn, span in zip(layered.program.region.eqns, layered.spans, strict=True):
         operands = eqn.invars
         if stage_of_layer[span.first] != stage_of_layer[span.last]:
-            operands = operands[: sum(scan_arity(eqn))] if eqn.primitive.name == "scan" else []
+            operands = operands[: sum(scan_counts(eqn))] if eqn.primitive.name == "scan" else []
         read.update(v for v in operands if isinstance(v, Var))
     return read
 
@@ -131,10 +131,12 @@ class _Work:
     def split(
         self, eqn: JaxprEqn, mark: Mark, parts: list[Iterations], read_whole: set[Var]
     ) -> None:
-        num_consts, num_carry = scan_arity(eqn)
+        num_consts, num_carry = scan_counts(eqn)
         consts = list(eqn.invars[:num_consts])
         carry: list[Atom] = list(eqn.invars[num_consts : num_consts + num_carry])
         stacked = eqn.invars[num_consts + num_carry :]
+        body, _ = open_jaxpr(eqn.params["jaxpr"])
+        inner_carry = body.invars[num_consts : num_consts + num_carry]
         adds_up = [
             _only_adds_up(eqn, num_consts, i) and self._partial(eqn.outvars[i])
             for i in range(num_carry)
@@ -151,8 +153,10 @@ class _Work:
             rows = [self._rows(v, part.lo, part.hi, here) for v in stacked]
             last = part is order[-1]
             outs = [
-                v if last and not alone else self._like(v, v.aval)
-                for v, alone in zip(eqn.outvars[:num_carry], adds_up, strict=True)
+                v if last and not alone else self._carry(v, inner)
+                for v, alone, inner in zip(
+                    eqn.outvars[:num_carry], adds_up, inner_carry, strict=True
+                )
             ]
             ys = [self._piece_of(v, part) for v in eqn.outvars[num_carry:]]
             self.draft.emit(
@@ -192,6 +196,13 @@ class _Work:
         """A fresh variable of the same kind as `var`."""
         fresh = make_var(aval)
         self.draft.kinds[fresh] = self.draft.kinds.get(var, Whole())
+        return fresh
+
+    def _carry(self, result: Var, inner: Var) -> Var:
+        """A carry between two pieces: of the kind that the body's carry has."""
+        fresh = make_var(result.aval)
+        kinds = self.draft.kinds
+        kinds[fresh] = kinds.get(inner, kinds.get(result, Whole()))
         return fresh
 
     def _zeros(self, aval: ShapedArray, mark: Mark) -> Var:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hetpass.errors import PlanError
 from hetpass.ir.kinds import Partial
 from hetpass.ir.program import FromInput, Staged
+from hetpass.ir.verify import verify
 from hetpass.transforms.partition import partition
 from tests.transforms.build import Example, layered, plan, random_tree
 from tests.transforms.interpreter import assert_equal, run
@@ -24,6 +25,7 @@ def check(example: Example, *sizes: int, num_microbatches: int, rtol: float = 1e
     staged = partition(
         layered(example, num_microbatches), plan(*sizes, num_microbatches=num_microbatches)
     )
+    verify(staged)
     expected = jax.tree.leaves(example.reference(example.state, example.batch))
     actual = run(staged, jax.tree.leaves((example.state, example.batch)))
     assert_equal(actual, expected, rtol)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hetpass._jax import scan_arity
+from hetpass._jax import scan_counts
 from hetpass.ir.kinds import Partial
 from hetpass.ir.program import LayerSpan, Staged
 from hetpass.transforms.split_scans import split_scans
@@ -178,7 +178,7 @@ def _no_stack_is_held_whole(staged: Staged, sizes: tuple[int, ...]) -> None:
         if fragment.role in ("forward", "backward"):
             for eqn in fragment.jaxpr.eqns:
                 if eqn.primitive.name == "scan":
-                    stacked = eqn.invars[sum(scan_arity(eqn)) :]
+                    stacked = eqn.invars[sum(scan_counts(eqn)) :]
                     assert all(v.aval.shape[0] == eqn.params["length"] for v in stacked)
                     assert eqn.params["length"] < DEPTH
     gradients = [t for t in transfers_by_scope(staged, "step")]

@@ -155,7 +155,8 @@ def _add_transfers(model: _Model, pipe: Pipe) -> None:
             model.cp.add(sent >= model.ends[index, i])
             model.cp.add(model.starts[block.to, i] >= sent + occupies + latency)
             interval = model.cp.new_fixed_size_interval_var(sent, occupies, "")
-            model.wires.setdefault(block.wire, []).append(interval)
+            for wire in block.wires:
+                model.wires.setdefault(wire, []).append(interval)
 
 
 def _add_memory(model: _Model, problem: AdaptiveProblem, has_weight: bool) -> None:

@@ -45,7 +45,7 @@ def made(name: str, costs: PipelineCosts, microbatches: int, stages_per_lane: in
 
 
 def random_problem(
-    chance: random.Random, most_stages: int = 8, most_microbatches: int = 48
+    chance: random.Random, most_stages: int = 6, most_microbatches: int = 32
 ) -> AdaptiveProblem:
     """Unequal stages and links, from free to twice a stage; mostly with tight memory.
 
@@ -214,7 +214,7 @@ def _own_memory_gain(problem: AdaptiveProblem, name: str) -> float:
             problem.num_microbatches,
             limits_bytes=peaks,
             split_weights=problem.split_weights,
-            max_plays=200,
+            max_plays=100,
         )
     )
     return makespan_s(schedule, problem.costs) / found.makespan_s - 1
@@ -236,7 +236,7 @@ def against_exhaustive(instances: int) -> dict[str, Any]:
     return {"instances": instances, "gap": _spread(gaps)}
 
 
-def against_cp_sat(instances: int, limit_s: float = 20.0) -> dict[str, Any]:
+def against_cp_sat(instances: int, limit_s: float = 10.0) -> dict[str, Any]:
     """Proved optima (transfers and microbatches in any order), S ≤ 4, M ≤ 8."""
     chance = random.Random(5)
     gaps, unproved = [], 0
@@ -314,7 +314,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--instances", type=int, default=500)
     parser.add_argument("--exhaustive", type=int, default=100)
-    parser.add_argument("--optimal", type=int, default=60, help="instances for CP-SAT")
+    parser.add_argument("--optimal", type=int, default=30, help="instances for CP-SAT")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     results: dict[str, Any] = {

@@ -261,11 +261,9 @@ class _Search:
         tasks = one_f_one_b_tasks(stage, self.m, count)
         return tuple(base[task.kind] + task.microbatch for task in tasks)
 
-    def _descend(
-        self, counts: tuple[int, ...], most: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], float]:
+    def _descend(self, counts: Counts, most: Counts) -> tuple[Counts, float]:
         """Steps of one stage's count (neighbours give way) while they help or save memory."""
-        seconds = self._count_seconds(counts)
+        seconds = self._count_seconds(counts)  # the least so far, so that steps cannot go round
         improved = True
         while improved and not self._done():
             improved = False
@@ -280,7 +278,7 @@ class _Search:
                 near_s = self._count_seconds(near)
                 saves = near_s <= seconds * (1 + _SLACK) and sum(near) < sum(counts)
                 if near_s < seconds * (1 - _SLACK) or saves:
-                    counts, seconds, improved = near, near_s, True
+                    counts, seconds, improved = near, min(seconds, near_s), True
         return counts, seconds
 
     # ------------------------------------------------------------------ 3: list schedules

@@ -56,20 +56,21 @@ class LinkCost:
 
     Attributes:
       forward_s, backward_s: for how long the transfer of one activation, and of its gradient,
-        occupies its wire. A wire carries one transfer at a time.
-      latency_s: from the end of occupation to arrival; does not occupy the wire.
+        occupies its wires. A wire carries one transfer at a time.
+      latency_s: from the end of occupation to arrival; does not occupy the wires.
       overlaps: whether lanes compute while they send and receive. If not, a transfer occupies
         both lanes too.
-      forward_wire, backward_wire: transfers with equal wire names share one wire (a network card,
-        a cable without full duplex). None: a wire of their own.
+      forward_wires, backward_wires: what a transfer occupies, by name: a cable without full
+        duplex in both directions, or the network cards of the sender and of the receiver, which
+        other links name too. (): a wire of its own.
     """
 
     forward_s: float
     backward_s: float
     latency_s: float = 0.0
     overlaps: bool = True
-    forward_wire: str | None = None
-    backward_wire: str | None = None
+    forward_wires: tuple[str, ...] = ()
+    backward_wires: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_numbers(self, "link")
@@ -83,9 +84,9 @@ class LinkCost:
         latency_s: float,
         bytes_per_s: float,
         overlaps: bool = True,
-        wire: str | None = None,
+        wires: tuple[str, ...] = (),
     ) -> LinkCost:
-        """Occupation is bytes over bandwidth; `wire` names one wire for both directions."""
+        """Occupation is bytes over bandwidth; `wires` are those of both directions."""
         if not bytes_per_s > 0:
             raise _cost_error("link", "the bandwidth must be positive", f"{bytes_per_s} bytes/s")
         return cls(
@@ -93,8 +94,8 @@ class LinkCost:
             backward_bytes / bytes_per_s,
             latency_s,
             overlaps,
-            wire,
-            wire,
+            wires,
+            wires,
         )
 
     @property

@@ -188,9 +188,10 @@ class _Listing:
             self.held[lane] -= room.keeps[stage]
         if block.to < 0:
             return
-        if block.wire >= 0:
-            begin_s = max(now_s, self.wire_free_s[block.wire])
-            self.wire_free_s[block.wire] = begin_s + block.occupies_s
+        if block.wires:
+            begin_s = max(now_s, *(self.wire_free_s[wire] for wire in block.wires))
+            for wire in block.wires:
+                self.wire_free_s[wire] = begin_s + block.occupies_s
             now_s = begin_s + block.occupies_s + block.latency_s
             self.coming_s[block.to].append(now_s)
         heapq.heappush(self.events, (now_s, 1, block.to))

@@ -26,7 +26,7 @@ class Block:
       duration_s: of one task.
       to: the block of the task that receives its result; -1: none on another stage.
       to_lane: the lane of that block.
-      wire: index of the wire to get there; -1: same lane.
+      wires: indices of the wires to get there, all at once; (): same lane.
       occupies_s, latency_s, overlaps: of the transfer.
       waits: whether it needs a value from another stage.
     """
@@ -34,7 +34,7 @@ class Block:
     duration_s: float
     to: int
     to_lane: int
-    wire: int
+    wires: tuple[int, ...]
     occupies_s: float
     latency_s: float
     overlaps: bool
@@ -69,47 +69,48 @@ def prepare(
     """Costs for stages on lanes; without W tasks a B task does the weight gradients too."""
     num_stages = len(costs.stages)
     wires: dict[str, int] = {}
-    users = 0
-
-    def block(kind: int, stage: int) -> Block:
-        nonlocal users
-        cost = costs.stages[stage]
-        weight_in_b_s = 0.0 if has_weight else cost.weight_s
-        durations = (
-            cost.forward_s,
-            cost.backward_s + weight_in_b_s,
-            cost.weight_s - weight_in_b_s,
-        )
-        target = (stage + 1, stage - 1, -1)[kind]
-        waits = (stage > 0, stage < num_stages - 1, False)[kind]
-        if not 0 <= target < num_stages:
-            return Block(durations[kind], -1, -1, -1, 0.0, 0.0, True, waits)
-        lane, to_lane = lane_of[stage], lane_of[target]
-        to = kind * num_stages + target
-        if lane == to_lane:
-            return Block(durations[kind], to, to_lane, -1, 0.0, 0.0, True, waits)
-        link = costs.links[min(stage, target)]
-        name = (link.forward_wire, link.backward_wire)[kind] or f"{stage}→{target}"
-        occupies_s = (link.forward_s, link.backward_s)[kind]
-        users += 1
-        wire = wires.setdefault(name, len(wires))
-        return Block(
-            durations[kind], to, to_lane, wire, occupies_s, link.latency_s, link.overlaps, waits
-        )
-
-    blocks = tuple(block(kind, stage) for kind in range(3) for stage in range(num_stages))
+    blocks = tuple(
+        _block(costs, lane_of, (kind, stage), has_weight, wires)
+        for kind in range(3)
+        for stage in range(num_stages)
+    )
     updates_s = [0.0] * (max(lane_of) + 1)
     for stage, lane in enumerate(lane_of):
         updates_s[lane] += costs.stages[stage].update_s
+    shared = sum(len(block.wires) for block in blocks) > len(wires)
     return Pipe(
-        num_stages,
-        num_microbatches,
-        lane_of,
-        blocks,
-        tuple(wires),
-        users > len(wires),
-        tuple(updates_s),
+        num_stages, num_microbatches, lane_of, blocks, tuple(wires), shared, tuple(updates_s)
     )
+
+
+def _block(
+    costs: PipelineCosts,
+    lane_of: tuple[int, ...],
+    place: tuple[int, int],
+    has_weight: bool,
+    wires: dict[str, int],
+) -> Block:
+    """The block of a kind on a stage; names that `wires` lacks are added to it."""
+    kind, stage = place
+    cost, last = costs.stages[stage], len(costs.stages) - 1
+    weight_in_b_s = 0.0 if has_weight else cost.weight_s
+    duration_s = (
+        cost.forward_s,
+        cost.backward_s + weight_in_b_s,
+        cost.weight_s - weight_in_b_s,
+    )[kind]
+    waits = (stage > 0, stage < last, False)[kind]
+    target = (stage + 1, stage - 1, -1)[kind]
+    if not 0 <= target <= last:
+        return Block(duration_s, -1, -1, (), 0.0, 0.0, True, waits)
+    to, to_lane = kind * (last + 1) + target, lane_of[target]
+    if lane_of[stage] == to_lane:
+        return Block(duration_s, to, to_lane, (), 0.0, 0.0, True, waits)
+    link = costs.links[min(stage, target)]
+    names = (link.forward_wires, link.backward_wires)[kind] or (f"{stage}→{target}",)
+    own = tuple(wires.setdefault(name, len(wires)) for name in dict.fromkeys(names))
+    occupies_s = (link.forward_s, link.backward_s)[kind]
+    return Block(duration_s, to, to_lane, own, occupies_s, link.latency_s, link.overlaps, waits)
 
 
 def numbered(schedule: Schedule) -> list[list[int]]:

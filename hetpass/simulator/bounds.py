@@ -79,7 +79,7 @@ class _Path:
 
     def wire_s(self, wire: int) -> float:
         pipe, m = self.pipe, self.pipe.num_microbatches
-        users = [i for i, b in enumerate(pipe.blocks[: 2 * pipe.num_stages]) if b.wire == wire]
+        users = [i for i, b in enumerate(pipe.blocks[: 2 * pipe.num_stages]) if wire in b.wires]
         carried_s = m * math.fsum(pipe.blocks[i].occupies_s for i in users)
         tails = [self.after_s[i] - pipe.blocks[i].occupies_s for i in users]
         return min(self.end_s[i] for i in users) + carried_s + min(tails)

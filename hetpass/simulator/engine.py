@@ -4,11 +4,12 @@ Rules:
 
   * A lane runs its tasks in the given order, one at a time, each as soon as the lane is free and
     the task's inputs have arrived.
-  * When a task ends, what it hands to a stage on another lane joins the queue of its wire. A wire
-    carries one transfer at a time, first come, first served (at equal times the lower task
-    number). The value arrives when the wire is done with it, plus the latency.
+  * When a task ends, what it hands to a stage on another lane joins the queues of its wires, and
+    starts once it is first in all of them and they are free. A wire carries one transfer at a
+    time, first come, first served (at equal times the lower task number). The value arrives when
+    the wires are done with it, plus the latency.
   * A transfer over a link that does not overlap with compute occupies both lanes too: it starts
-    once its wire is free and neither lane runs a task, and neither lane starts a task while such
+    once its wires are free and neither lane runs a task, and neither lane starts a task while such
     a transfer waits for it.
 """
 
@@ -86,12 +87,15 @@ def _play_overlapping(pipe: Pipe, orders: Orders) -> Played | None:
         wake = []
         _, step, block = facts[number // microbatches]
         if step:
-            if block.wire >= 0:
-                wire = block.wire
-                begin_s = wire_free_s[wire] if wire_free_s[wire] > now_s else now_s
-                sent_s[number] = begin_s
-                wire_free_s[wire] = begin_s + block.occupies_s
-                now_s = begin_s + block.occupies_s + block.latency_s
+            if block.wires:
+                for wire in block.wires:
+                    if wire_free_s[wire] > now_s:
+                        now_s = wire_free_s[wire]
+                sent_s[number] = now_s
+                now_s += block.occupies_s
+                for wire in block.wires:
+                    wire_free_s[wire] = now_s
+                now_s += block.latency_s
             arrived_s[number] = now_s
             ready_s[number + step] = now_s
             lane = block.to_lane
@@ -174,15 +178,17 @@ class _BlockingPlay:
             self.arrived_s[number] = now_s
             self.ready[self._receiver(number)] = True
         elif what == _WIRE_DONE:
-            self.wire_idle[block.wire] = True
+            for wire in block.wires:
+                self.wire_idle[wire] = True
             if not block.overlaps:
                 self.idle[source] = self.idle[target] = True
             heapq.heappush(self.events, (now_s + block.latency_s, _ARRIVED, number))
         else:
             self.idle[source] = True
             self.done_s[source] = now_s
-            if block.wire >= 0:
-                self.queues[block.wire].append(number)
+            if block.wires:
+                for wire in block.wires:
+                    self.queues[wire].append(number)
             elif block.to >= 0:
                 self.arrived_s[number] = now_s
                 self.ready[self._receiver(number)] = True
@@ -190,21 +196,15 @@ class _BlockingPlay:
     def _start(self, now_s: float) -> None:
         """Transfers first; then tasks on lanes that no waiting transfer claims."""
         claimed: set[int] = set()
-        for wire, queue in enumerate(self.queues):
-            if not queue or not self.wire_idle[wire]:
-                continue
-            number = queue[0]
-            block = self.pipe.blocks[number // self.pipe.num_microbatches]
-            source, target = self._lanes(number)
-            if not block.overlaps:
-                if not (self.idle[source] and self.idle[target]):
-                    claimed |= {source, target}
-                    continue
-                self.idle[source] = self.idle[target] = False
-            queue.popleft()
-            self.wire_idle[wire] = False
-            self.sent_s[number] = now_s
-            heapq.heappush(self.events, (now_s + block.occupies_s, _WIRE_DONE, number))
+        for first in range(len(self.queues)):
+            number = self._sendable(first)
+            if number is not None:
+                lanes = self._lanes(number)
+                block = self.pipe.blocks[number // self.pipe.num_microbatches]
+                if block.overlaps or all(self.idle[lane] for lane in lanes):
+                    self._send(number, now_s)
+                else:
+                    claimed.update(lanes)
         for lane, order in enumerate(self.orders):
             at = self.at[lane]
             if self.idle[lane] and lane not in claimed and at < len(order):
@@ -212,8 +212,27 @@ class _BlockingPlay:
                 if self.ready[number]:
                     self.idle[lane] = False
                     self.at[lane] = at + 1
-                    end_s = (
-                        now_s + self.pipe.blocks[number // self.pipe.num_microbatches].duration_s
-                    )
-                    self.start_s[number], self.end_s[number] = now_s, end_s
-                    heapq.heappush(self.events, (end_s, _TASK_ENDED, number))
+                    block = self.pipe.blocks[number // self.pipe.num_microbatches]
+                    self.start_s[number] = now_s
+                    self.end_s[number] = now_s + block.duration_s
+                    heapq.heappush(self.events, (self.end_s[number], _TASK_ENDED, number))
+
+    def _sendable(self, wire: int) -> int | None:
+        """The first transfer in the wire's queue, if it is first on all its wires, all free."""
+        if not self.queues[wire]:
+            return None
+        number = self.queues[wire][0]
+        wires = self.pipe.blocks[number // self.pipe.num_microbatches].wires
+        free = all(self.wire_idle[w] and self.queues[w][0] == number for w in wires)
+        return number if free else None
+
+    def _send(self, number: int, now_s: float) -> None:
+        block = self.pipe.blocks[number // self.pipe.num_microbatches]
+        if not block.overlaps:
+            for lane in self._lanes(number):
+                self.idle[lane] = False
+        for wire in block.wires:
+            self.queues[wire].popleft()
+            self.wire_idle[wire] = False
+        self.sent_s[number] = now_s
+        heapq.heappush(self.events, (now_s + block.occupies_s, _WIRE_DONE, number))

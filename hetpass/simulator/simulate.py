@@ -17,8 +17,9 @@ def simulate(schedule: Schedule, costs: PipelineCosts) -> Timeline:
     """What every lane and wire does in one step, and the bytes that every lane holds.
 
     The rules are those of `simulator.engine`. Lanes are named "lane 0", …; a wire by the name in
-    its link, or "0→1" for what stage 0 sends to stage 1. A transfer's span is the time for which
-    it occupies its wire.
+    its
+    link, or "0→1" for what stage 0 sends to stage 1. A transfer's span is the time for which
+    it occupies its wires.
 
     Raises:
       ScheduleError: HP-SCHEDULE-COST if the costs are of another number of stages.
@@ -76,14 +77,14 @@ def _send_spans(pipe: Pipe, schedule: Schedule, played: Played) -> list[Span]:
     spans = []
     blocks = 2 * pipe.num_stages if schedule.has_backward else pipe.num_stages
     for index, block in enumerate(pipe.blocks[:blocks]):
-        if block.wire < 0:
-            continue
         kind, stage = divmod(index, pipe.num_stages)
         for microbatch in range(pipe.num_microbatches):
             start_s = played.sent_s[index * pipe.num_microbatches + microbatch]
             end_s = start_s + block.occupies_s
-            wire = pipe.wires[block.wire]
-            spans.append(Span(wire, _SENDS[kind], stage, microbatch, start_s, end_s))
+            spans += [
+                Span(pipe.wires[wire], _SENDS[kind], stage, microbatch, start_s, end_s)
+                for wire in block.wires
+            ]
     return spans
 
 

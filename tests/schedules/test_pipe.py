@@ -25,7 +25,7 @@ def test_wires_are_per_direction_unless_named():
     costs = PipelineCosts.equal(3, StageCost(1.0, 1.0), link)
     assert prepare(costs, (0, 1, 2), 1, False).wires == ("0→1", "1→2", "1→0", "2→1")
     assert prepare(costs, (0, 0, 1), 1, False).wires == ("1→2", "2→1")
-    one = LinkCost.from_bytes(1.0, 1.0, latency_s=0.0, bytes_per_s=1.0, wire="nic")
+    one = LinkCost.from_bytes(1.0, 1.0, latency_s=0.0, bytes_per_s=1.0, wires=("nic",))
     pipe = prepare(PipelineCosts.equal(3, StageCost(1.0, 1.0), one), (0, 1, 2), 1, False)
     assert pipe.wires == ("nic",)
     assert pipe.shared

@@ -14,8 +14,10 @@ def test_no_named_schedule_is_faster_than_the_bound(data):
     per_lane = data.draw(st.sampled_from([1, 2]))
     stages = data.draw(st.integers(1, 4)) * per_lane
     stage = st.builds(StageCost, _seconds, _seconds, _seconds, _seconds)
-    wire = st.sampled_from([None, "nic"])
-    link = st.builds(LinkCost, _seconds, _seconds, _seconds, forward_wire=wire, backward_wire=wire)
+    wires = st.sampled_from([(), ("nic",), ("nic", "card")])
+    link = st.builds(
+        LinkCost, _seconds, _seconds, _seconds, forward_wires=wire, backward_wires=wire
+    )
     costs = PipelineCosts(
         tuple(data.draw(stage) for _ in range(stages)),
         tuple(data.draw(link) for _ in range(stages - 1)),

@@ -12,9 +12,15 @@ from hetpass.simulator.engine import play, play_blocking
 # Multiples of 1/8 are exact, and primes of them rarely tie.
 _seconds = st.integers(1, 97).map(lambda n: n / 8)
 _stage = st.builds(StageCost, _seconds, _seconds)
-_wire = st.sampled_from([None, None, "nic"])
+_wires = st.sampled_from([(), (), ("nic",), ("nic", "card")])
 _link = st.builds(
-    LinkCost, _seconds, _seconds, _seconds, st.just(True), forward_wire=_wire, backward_wire=_wire
+    LinkCost,
+    _seconds,
+    _seconds,
+    _seconds,
+    st.just(True),
+    forward_wires=_wires,
+    backward_wires=_wires,
 )
 
 
@@ -60,7 +66,8 @@ def test_tasks_wait_for_their_inputs_and_wires_carry_one_transfer_at_a_time(inst
                 arrived = played.arrived_s[number]
                 assert arrived >= played.end_s[number] + block.occupies_s + block.latency_s
                 assert played.start_s[block.to * m + number % m] >= arrived
-                wires.setdefault(block.wire, []).append((played.sent_s[number], block.occupies_s))
+                for wire in block.wires:
+                    wires.setdefault(wire, []).append((played.sent_s[number], block.occupies_s))
         spans = [(played.start_s[n], played.end_s[n]) for n in order]
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
     for sent in wires.values():
@@ -81,7 +88,7 @@ def test_a_transfer_that_does_not_overlap_holds_both_lanes():
 
 def test_transfers_that_share_a_wire_queue_first_come_first_served():
     stage = StageCost(1.0, 1.0)
-    link = LinkCost(3.0, 3.0, forward_wire="nic", backward_wire="nic")
+    link = LinkCost(3.0, 3.0, forward_wires=("nic",), backward_wires=("nic",))
     costs = PipelineCosts((stage, stage), (link,))
     schedule = make_schedule("gpipe", num_stages=2, num_microbatches=2)
     pipe, played = _played(costs, schedule, play)
@@ -96,3 +103,17 @@ def test_orders_that_wait_for_each_other_end_in_none(how):
     pipe = prepare(costs, (0, 1), 2, has_weight=False)
     # stage 0: F0 B0 F1 B1; stage 1: F0 F1 B0 B1
     assert how(pipe, [[0, 4, 1, 5], [2, 3, 6, 7]]) is None
+
+
+@pytest.mark.parametrize("how", [play, play_blocking])
+def test_a_transfer_occupies_the_cards_of_sender_and_receiver(how):
+    # stage 1 receives from stage 0 and sends to stage 2 through one card, one at a time
+    stage = StageCost(1.0, 1.0)
+    first = LinkCost(2.0, 2.0, forward_wires=("card of 0", "card of 1"))
+    second = LinkCost(2.0, 2.0, forward_wires=("card of 1", "card of 2"))
+    costs = PipelineCosts((stage,) * 3, (first, second))
+    schedule = make_schedule("gpipe", num_stages=3, num_microbatches=2, has_backward=False)
+    _, played = _played(costs, schedule, how)
+    # 0→1 at 1-3 and 3-5; stage 1 runs 3-4 and 5-6; 1→2 at 5-7 and 7-9
+    assert [played.sent_s[number] for number in (0, 1, 2, 3)] == [1.0, 3.0, 5.0, 7.0]
+    assert played.makespan_s == 10.0

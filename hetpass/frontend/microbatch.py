@@ -27,9 +27,11 @@ class SplitOptions:
 
     Attributes:
       accumulate_dtype: of accumulators, at least; None: float32.
+      per_microbatch: the step means the mean of itself over the M slices of the batch.
     """
 
     accumulate_dtype: str | None = None
+    per_microbatch: bool = False
 
 
 def split(

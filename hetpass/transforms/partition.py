@@ -17,8 +17,9 @@ follows from sizes by fixed rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from hetpass._jax import DropVar, JaxprEqn, Literal, Var
 from hetpass.errors import PlanError
@@ -55,26 +56,44 @@ from hetpass.transforms.split_scans import split_scans
 _MAX_COND_NESTING = 8
 
 
-def partition(layered: Layered, plan: Plan) -> Staged:
+def partition(
+    layered: Layered, plan: Plan, *, homes: Mapping[int, int] = MappingProxyType({})
+) -> Staged:
     """Cuts a layered step into the fragments and transfers of a pipeline.
 
     Args:
       layered: the step with its layers.
       plan: one pipeline; its stages are contiguous ranges of layers, in order, one replica each.
+      homes: flat input -> stage, for inputs that already live somewhere.
 
     Raises:
       PlanError: the plan does not cover the layers in order, is for another number of
         microbatches, or has several pipelines or replicas.
     """
-    stage_of_layer = _stages(layered, plan)
+    return partition_layers(layered, _stages(layered, plan), len(plan.pipelines[0].stages), homes)
+
+
+def partition_layers(
+    layered: Layered,
+    stage_of_layer: Sequence[int],
+    num_stages: int,
+    homes: Mapping[int, int] = MappingProxyType({}),
+) -> Staged:
+    """The same, for layers given to stages directly; a stage may have none.
+
+    Args:
+      stage_of_layer: per layer, not decreasing.
+      num_stages: S.
+      homes: as in `partition`.
+    """
     cut = defer_partials(split_scans(layered, stage_of_layer), stage_of_layer)
-    placed = _place_once(cut, stage_of_layer)
+    placed = _place_once(cut, stage_of_layer, homes)
     pairs = pair_leaves(
         cut.program.traced.inputs,
         cut.program.traced.out_paths,
         [v.aval for v in cut.program.outvars],
     )
-    return _assemble(layered, placed, pairs, len(plan.pipelines[0].stages))
+    return _assemble(layered, placed, pairs, num_stages)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -151,12 +170,14 @@ class _Placed:
     placement: Placement
 
 
-def _place_once(cut: Layered, stage_of_layer: Sequence[int]) -> _Placed:
+def _place_once(
+    cut: Layered, stage_of_layer: Sequence[int], homes: Mapping[int, int]
+) -> _Placed:
     """Finds stages for what runs once per step, splitting every `cond` on the way."""
     for _ in range(_MAX_COND_NESTING):
         cut = _drop_dead(cut)
         localized = _localize(cut, stage_of_layer)
-        placement = _placement(cut.program, localized)
+        placement = _placement(cut.program, localized, homes)
         program = cut.program
         split = split_conds(program.epilogue, placement)
         ahead = split_conds(program.prologue, placement)
@@ -216,7 +237,9 @@ def _check_order(localized: Localized) -> None:
                 )
 
 
-def _placement(program: StepProgram, localized: Localized) -> Placement:
+def _placement(
+    program: StepProgram, localized: Localized, homes: Mapping[int, int]
+) -> Placement:
     sources = dict(zip(program.region.invars, program.region_inputs, strict=True))
     reads: dict[Var, Votes] = {}
     for (stage, _), code in localized.code.items():
@@ -229,7 +252,8 @@ def _placement(program: StepProgram, localized: Localized) -> Placement:
         for var, output in zip(program.region.outvars, program.region_outputs, strict=True)
     }
     inputs = program.traced.jaxpr.invars
-    return place(inputs, program.prologue, program.epilogue, reads, results)
+    fixed = {**results, **{inputs[i]: stage for i, stage in homes.items()}}
+    return place(inputs, program.prologue, program.epilogue, reads, fixed)
 
 
 # ---------------------------------------------------------------------------------------------

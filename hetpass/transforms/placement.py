@@ -35,7 +35,7 @@ def place(
     prologue: Sequence[JaxprEqn],
     epilogue: Sequence[JaxprEqn],
     region_reads: Mapping[Var, Votes],
-    region_results: Mapping[Var, int],
+    fixed: Mapping[Var, int],
 ) -> Placement:
     """A stage for every input and every prologue and epilogue variable.
 
@@ -43,10 +43,10 @@ def place(
       inputs: of the step.
       prologue, epilogue: equations over full-batch variables.
       region_reads: how many bytes of each full-batch variable the stages' fragments read.
-      region_results: the stage that holds each region result.
+      fixed: the stages of region results, and of inputs that already live somewhere.
     """
     graph = _Graph()
-    for var, stage in region_results.items():
+    for var, stage in fixed.items():
         graph.fix(graph.node(var), stage)
     graph.votes = {graph.node(var): dict(votes) for var, votes in region_reads.items()}
     graph.add(prologue)

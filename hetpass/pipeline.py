@@ -1,0 +1,200 @@
+"""The passes in order: the only module that knows which comes after which.
+
+    trace -> split -> segment -> plan -> partition -> compile -> run
+
+Between two passes stands one hook: it times the pass, verifies its value, and tells an observer.
+No pass reads a clock or checks its own work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import jax
+
+from hetpass.analysis.fingerprint import fingerprint
+from hetpass.backend.compile import CompiledStep, compile
+from hetpass.errors import SplitError
+from hetpass.frontend.microbatch import SplitOptions, split
+from hetpass.frontend.segment import segment
+from hetpass.frontend.trace import Signature, trace
+from hetpass.ir.cluster import Cluster
+from hetpass.ir.plan import Plan
+from hetpass.ir.program import Layered, Staged, StepProgram, Traced
+from hetpass.ir.verify import verify
+from hetpass.planner.default import default_plan
+from hetpass.schedules.make import make_schedule
+from hetpass.transforms.beside import stages_beside
+from hetpass.transforms.partition import partition, partition_layers
+
+T = TypeVar("T")
+
+DEFAULT_SCHEDULE = "1f1b"
+_MICROBATCHES_PER_STAGE = 4
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What the hook tells after a pass.
+
+    Attributes:
+      name: of the pass.
+      value: what it made; prints as text.
+      seconds: that it took.
+    """
+
+    name: str
+    value: Any
+    seconds: float
+
+
+Observer = Callable[[PassRecord], None]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Runs passes with the hook between them.
+
+    Attributes:
+      observer: is told after every pass.
+      verifying: every program-level value is verified (a few percent of the time of tracing).
+    """
+
+    observer: Observer | None = None
+    verifying: bool = True
+
+    def trace(
+        self,
+        fun: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        signature: Signature,
+        arg_names: Sequence[str],
+    ) -> Traced:
+        return self._run(
+            "trace", lambda: trace(fun, args, kwargs, signature, arg_names=arg_names)
+        )
+
+    def layers(self, traced: Traced, num_microbatches: int, options: SplitOptions) -> Layered:
+        """split, then segment."""
+        program: StepProgram = self._run(
+            "split", lambda: split(traced, num_microbatches, options)
+        )
+        return self._run("segment", lambda: segment(program))
+
+    def layers_for(
+        self, traced: Traced, cluster: Cluster, options: SplitOptions
+    ) -> tuple[Layered, str]:
+        """split and segment with a number of microbatches of our choice, and a note on it."""
+        count = choose_microbatches(traced, cluster)
+        try:
+            return self.layers(traced, count, options), ""
+        except SplitError as refusal:
+            if count == 1:
+                raise
+            return self.layers(traced, 1, options), (
+                f"one microbatch: {count} were tried, and refused: {refusal.what}"
+            )
+
+    def plan(self, layered: Layered, cluster: Cluster, schedule: str) -> Plan:
+        """The default plan: each group a stage, layers by their FLOPs and the groups' rates."""
+        program = layered.program
+        flops = [
+            f + b for f, b in zip(layered.forward_flops, layered.backward_flops, strict=True)
+        ]
+        plan = default_plan(
+            cluster,
+            flops if any(flops) else [1.0] * layered.num_layers,
+            program.num_microbatches,
+            microbatch_size=max(1, (program.traced.batch_size or 1) // program.num_microbatches),
+            schedule=DEFAULT_SCHEDULE if schedule == "auto" else schedule,
+        )
+        return self._run("plan", lambda: replace(plan, fingerprint=fingerprint(layered)))
+
+    def partition(self, layered: Layered, plan: Plan) -> Staged:
+        return self._run("partition", lambda: partition(layered, plan))
+
+    def compile(
+        self, staged: Staged, plan: Plan, devices: Mapping[str, Sequence[jax.Device]]
+    ) -> CompiledStep:
+        schedule = make_schedule(
+            DEFAULT_SCHEDULE if plan.schedule == "auto" else plan.schedule,
+            num_stages=staged.num_stages,
+            num_microbatches=staged.num_microbatches,
+            has_backward=any(f.role == "backward" for f in staged.fragments),
+            in_flight=_in_flight(plan),
+        )
+        return self._run(
+            "compile",
+            lambda: compile(staged, plan, devices, schedule, clock=time.perf_counter),
+        )
+
+    def compile_beside(
+        self,
+        layered: Layered,
+        leader: CompiledStep,
+        plan: Plan,
+        devices: Mapping[str, Sequence[jax.Device]],
+        arguments: Sequence[Any],
+    ) -> CompiledStep:
+        """Another step on the meshes of `leader`, near the arrays that live there already.
+
+        Args:
+          plan, devices: that `leader` was compiled with.
+          arguments: the flat arguments it will be called with; those that lie on a stage of
+            `leader` stay there.
+        """
+        stage_of = {
+            frozenset(mesh.devices.flat): stage for stage, mesh in enumerate(leader.meshes)
+        }
+        homes = {}
+        for number, value in enumerate(arguments):
+            if isinstance(value, jax.Array):
+                stage = stage_of.get(frozenset(value.sharding.device_set))
+                if stage is not None:
+                    homes[number] = stage
+        stages = stages_beside(layered, homes, len(leader.meshes))
+        staged = self._run(
+            "partition", lambda: partition_layers(layered, stages, len(leader.meshes), homes)
+        )
+        return self.compile(staged, replace(plan, schedule=DEFAULT_SCHEDULE), devices)
+
+    def _run(self, name: str, function: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        value = function()
+        seconds = time.perf_counter() - began
+        if self.verifying and isinstance(value, (Traced, StepProgram, Layered, Staged)):
+            verify(value)
+        if self.observer is not None:
+            self.observer(PassRecord(name, value, seconds))
+        return value
+
+
+def _in_flight(plan: Plan) -> tuple[int, ...] | None:
+    counts = [stage.in_flight for stage in plan.pipelines[0].stages]
+    if any(c is None for c in counts):
+        return None
+    return tuple(c for c in counts if c is not None)
+
+
+def choose_microbatches(traced: Traced, cluster: Cluster) -> int:
+    """Enough microbatches to fill the pipeline, each with an example for every device of a group.
+
+    The largest divisor M of B with M <= 4 stages whose B / M still feeds the widest group; if
+    none does, the largest divisor within 4 stages. 1 for a single group or a step without probes.
+    """
+    size = traced.batch_size
+    stages = len(cluster.groups)
+    if size is None or not traced.probes or stages == 1:
+        return 1
+    widest = max(group.num_devices for group in cluster.groups)
+    legal = [
+        m for m in range(1, min(size, _MICROBATCHES_PER_STAGE * stages) + 1) if size % m == 0
+    ]
+    wide = [m for m in legal if size // m >= widest]
+    return max(wide or legal)
+
+

@@ -15,9 +15,8 @@ def test_no_named_schedule_is_faster_than_the_bound(data):
     stages = data.draw(st.integers(1, 4)) * per_lane
     stage = st.builds(StageCost, _seconds, _seconds, _seconds, _seconds)
     wires = st.sampled_from([(), ("nic",), ("nic", "card")])
-    link = st.builds(
-        LinkCost, _seconds, _seconds, _seconds, forward_wires=wire, backward_wires=wire
-    )
+    names = dict(forward_wires=wires, backward_wires=wires)
+    link = st.builds(LinkCost, _seconds, _seconds, _seconds, **names)
     costs = PipelineCosts(
         tuple(data.draw(stage) for _ in range(stages)),
         tuple(data.draw(link) for _ in range(stages - 1)),

@@ -247,7 +247,7 @@ def compile_step(
         cluster=cluster,
         num_microbatches=args.microbatches,
         schedule=args.schedule,
-        plan=args.plan,
+        plan=hp.Plan.load(args.plan) if (args.plan or "").endswith(".json") else args.plan,
     )
     batches = iter(job.batches)
     first = next(batches)

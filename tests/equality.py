@@ -50,7 +50,7 @@ def relative_error(actual: Any, expected: Any) -> float:
     same_elsewhere = np.array_equal(a[~finite], e[~finite], equal_nan=True)
     if not same_elsewhere or not np.isfinite(a[finite]).all():
         return float("inf")
-    gap, size = np.linalg.norm((a - e)[finite]), np.linalg.norm(e[finite])
+    gap, size = np.linalg.norm(a[finite] - e[finite]), np.linalg.norm(e[finite])
     return float(gap / size) if size else (float("inf") if gap else 0.0)
 
 

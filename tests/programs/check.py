@@ -53,10 +53,11 @@ def _compiled(run: Run, layout: Layout, name: str) -> tuple[str, Any]:
         **run.options,
     )
     traced = step.trace(*run.args, **run.kwargs)
+    num_layers = traced.plan().layered.num_layers
     size = run.batch_size()
     rows = None if size is None else size // layout.num_microbatches
     draw = random.Random(f"{name} {layout}")
-    text = plan_text(traced.num_layers, layout.num_groups, draw, rows)
+    text = plan_text(num_layers, layout.num_groups, draw, rows)
     return text, traced.with_plan(text).compile()
 
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.programs.models import (
-    BATCH,
     DIM,
     Batch,
     Params,
@@ -271,7 +270,7 @@ def stochastic_depth_drawn_once_per_layer() -> Run:
 @program("A4", expect="either")
 def one_key_per_example_under_vmap() -> Run:
     def step(state: Params, batch: Batch) -> Any:
-        keys = jax.random.split(state["key"], BATCH)
+        keys = jax.random.split(state["key"], batch["x"].shape[0])
 
         def one(w: Any, x: jax.Array, y: jax.Array, key: jax.Array) -> Any:
             x, mask = _dropped(key, jnp.tanh(x @ w[0]))

@@ -90,10 +90,10 @@ def _traced(value: Traced) -> None:
     _equal_lengths(value, inputs=value.inputs, invars=jaxpr.invars)
     _equal_lengths(value, out_paths=value.out_paths, outvars=jaxpr.outvars)
     _equal_lengths(value, recomputed=value.recomputed, equations=jaxpr.eqns)
-    captured = [leaf for leaf in value.inputs if leaf.argnum is None]
-    _equal_lengths(value, constants=value.constants, inputs_without_argument=captured)
-    if captured and value.inputs[-len(captured) :] != tuple(captured):
-        _fail(value, "captured constants do not stand last")
+    # Keyword arguments have no position either, but stand before the constants.
+    captured = value.inputs[len(value.inputs) - len(value.constants) :]
+    if len(captured) < len(value.constants) or any(leaf.argnum is not None for leaf in captured):
+        _fail(value, f"the last inputs are not the {len(value.constants)} captured constants")
     _well_typed(value, "jaxpr", jaxpr)
     for leaf, var in zip(value.inputs, jaxpr.invars, strict=True):
         if not same_array(leaf.aval, var.aval):
@@ -189,14 +189,16 @@ def _parts(value: StepProgram, part: ShapedArray, full: ShapedArray, kind: Batch
 def _region_output(value: StepProgram, var: Var, output: RegionOutput) -> None:
     kind, target = value.kinds[var], output.target.aval
     if isinstance(output, Accumulated):
-        if kind not in (Partial(output.op), Zero()):
+        # One microbatch is the whole batch; equal values have themselves as their maximum.
+        equal = isinstance(kind, Whole) and output.op in ("max", "min", "or", "and")
+        if not (value.num_microbatches == 1 or equal or kind in (Partial(output.op), Zero())):
             _fail(value, f"a result that is {kind} is combined by {output.op}")
         if not same_array(var.aval, target):
             _fail(value, f"{aval_text(var.aval)} adds up to {aval_text(target)}")
         if not wide_enough(np.dtype(output.dtype), np.dtype(var.aval.dtype)):
             _fail(value, f"{aval_text(var.aval)} is accumulated in {output.dtype}")
     else:
-        if not isinstance(kind, Batched):
+        if not isinstance(kind, Batched) and value.num_microbatches > 1:
             _fail(value, f"a result that is {kind} is joined")
         _parts(value, var.aval, target, output.kind)
 

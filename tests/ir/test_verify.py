@@ -67,7 +67,8 @@ def test_traced(values):
     breaks(replace(t, inputs=t.inputs[1:]), "lengths differ: inputs")
     breaks(replace(t, out_paths=t.out_paths[1:]), "lengths differ: out_paths")
     breaks(replace(t, recomputed=()), "lengths differ: recomputed")
-    breaks(replace(t, constants=(1,)), "lengths differ: constants")
+    breaks(replace(t, constants=(1,)), "not the 1 captured constants")
+    breaks(replace(t, constants=(1,) * 99), "not the 99 captured constants")
     breaks(replace(t, batch_size=7), "has no 7 examples at 0")
     breaks(replace(t, probes=(jaxpr(t.jaxpr, eqns=t.jaxpr.eqns[1:]),)), "equations_of_probe")
     cut = jaxpr(t.jaxpr, eqns=[t.jaxpr.eqns[1], *t.jaxpr.eqns[1:]])
@@ -75,8 +76,6 @@ def test_traced(values):
     breaks(replace(t, probes=(cut,)), "probe at 2 x B: Variable")
     wrong = with_item(t.inputs, 0, replace(t.inputs[0], aval=array(3)))
     breaks(replace(t, inputs=wrong), r"is f32\[3\], read as")
-    captured = with_item(t.inputs, 0, replace(t.inputs[0], argnum=None))
-    breaks(replace(t, inputs=captured, constants=(1,)), "do not stand last")
 
 
 # -- StepProgram ------------------------------------------------------------------------------
@@ -159,7 +158,7 @@ def test_region_outputs_agree_with_the_full_batch(values):
         o for o in p.region_outputs if o.target.aval.shape != accumulated.target.aval.shape
     )
     for index, replacement, message in (
-        (total, replace(accumulated, op="max"), "combined by max"),
+        (total, replace(accumulated, op="max"), r"partial\(sum\) is combined by max"),
         (total, replace(accumulated, dtype=np.float16), "accumulated in"),
         (total, replace(accumulated, target=make_var(other.target.aval)), "adds up to"),
         (total, Joined(accumulated.target, Batched(0)), r"partial\(sum\) is joined"),
@@ -176,6 +175,15 @@ def test_region_outputs_agree_with_the_full_batch(values):
             breaks(breaks_flow, message)
         else:
             breaks(replace(p, region_outputs=outputs, epilogue=eqns), message)
+
+
+def test_a_whole_result_may_be_its_own_maximum_but_not_a_sum(values):
+    p = values.program
+    index = index_of(p.region_outputs, Accumulated)
+    kinds = {**p.kinds, p.region.outvars[index]: Whole()}
+    breaks(replace(p, kinds=kinds), "whole is combined by sum")
+    most = with_item(p.region_outputs, index, replace(p.region_outputs[index], op="max"))
+    verify(replace(p, kinds=kinds, region_outputs=most))
 
 
 @pytest.mark.parametrize(

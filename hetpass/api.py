@@ -19,6 +19,7 @@ from typing import Any, Literal, overload
 
 import jax
 
+from hetpass.analysis.explain import explain
 from hetpass.analysis.fingerprint import fingerprint
 from hetpass.backend.report import FragmentReport, report
 from hetpass.companion import Companion, Leader
@@ -205,9 +206,7 @@ class Planned:
 
     def explain(self) -> str:
         """Who computes what, stage by stage."""
-        from hetpass.ir.text import planned
-
-        return planned(self.layered, self.plan, self.notes)
+        return explain(self.layered, self.plan, self.notes)
 
     def compile(self) -> Compiled:
         """One set of XLA executables per mesh group, and the transfers between them.

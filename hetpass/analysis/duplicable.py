@@ -1,14 +1,13 @@
 """Region equations that any stage may compute again for itself instead of receiving the result.
 
-A causal mask, a rotary table, a key folded with a constant: cheap, and made from whole values
-only. Such an equation stands once in the region, in the layer of its first reader; values it makes
-are not counted where they cross cuts, and partition may clone it (with what it is made from, which
-is duplicable in its turn or a whole input) into every fragment that reads it.
+A causal mask, a rotary table, zeros of a batched shape, a key folded with a constant: cheap, and
+made from whole inputs and literals only. Such an equation stands once in the region, in the layer
+of its first reader; values it makes are not counted where they cross cuts, and partition may clone
+it (with what it is made from, which is duplicable in its turn or a whole input) into every fragment
+that reads it.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from hetpass._jax import JaxprEqn, Literal, Var
 from hetpass.analysis.flops import (
@@ -18,7 +17,6 @@ from hetpass.analysis.flops import (
     equation_flops,
     sub_jaxprs,
 )
-from hetpass.ir.kinds import Kind, Whole, Zero
 from hetpass.ir.program import StepProgram, WholeInput
 
 SMALL_BYTES = 4096.0
@@ -37,15 +35,11 @@ def duplicable_equations(program: StepProgram) -> tuple[bool, ...]:
     flags = []
     for eqn in program.region.eqns:
         free = all(isinstance(a, Literal) or a in whole for a in eqn.invars)
-        flag = free and _is_whole(eqn, program.kinds) and not eqn.effects and _is_cheap(eqn)
+        flag = free and not eqn.effects and _is_cheap(eqn)
         if flag:
             whole.update(eqn.outvars)
         flags.append(flag)
     return tuple(flags)
-
-
-def _is_whole(eqn: JaxprEqn, kinds: Mapping[Var, Kind]) -> bool:
-    return all(isinstance(kinds.get(v, Whole()), (Whole, Zero)) for v in eqn.outvars)
 
 
 def _is_cheap(eqn: JaxprEqn) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hetpass._jax import Atom, DropVar, JaxprEqn, Literal, Var, make_eqn, make_jaxpr_value
-from hetpass.frontend.structure import Key, equation_key, literal_key
-from hetpass.ir.program import StepProgram
+from hetpass.frontend.structure import Key, aval_key, equation_key, literal_key
+from hetpass.ir.program import OffsetInput, StepProgram
 
 
 def merge_common_subexpressions(program: StepProgram, backward: Sequence[bool]) -> StepProgram:
@@ -39,7 +39,7 @@ def _merge(
 ) -> tuple[list[JaxprEqn], list[int], list[Atom]]:
     region, recomputed = program.region, program.traced.recomputed
     results = {v for v in region.outvars if isinstance(v, Var)}
-    renamed: dict[Var, Var] = {}
+    renamed = _same_inputs(program)
     seen: dict[Key, int] = {}
     eqns: list[JaxprEqn] = []
     origin: list[int] = []
@@ -68,6 +68,33 @@ def _merge(
         eqns.append(new)
         origin.append(source)
     return eqns, origin, [read(a) for a in region.outvars]
+
+
+def _same_inputs(program: StepProgram) -> dict[Var, Var]:
+    """Region input -> the first one that is always equal.
+
+    The prologue may cast a parameter once for the loss and once for the metrics. It stays as it is;
+    only the region reads one of the two.
+    """
+    same: dict[Var, Var] = {}
+    seen: dict[Key, JaxprEqn] = {}
+    for eqn in program.prologue:
+        if not eqn.effects:
+            operands = tuple(
+                literal_key(a) if isinstance(a, Literal) else same.get(a, a) for a in eqn.invars
+            )
+            first = seen.setdefault((equation_key(eqn), operands), eqn)
+            same.update(zip(eqn.outvars, first.outvars, strict=True))
+    renamed: dict[Var, Var] = {}
+    canonical: dict[Key, Var] = {}
+    for var, source in zip(program.region.invars, program.region_inputs, strict=True):
+        if isinstance(source, OffsetInput):
+            key: Key = source
+        else:
+            full = replace(source, var=same.get(source.var, source.var))
+            key = full, aval_key(var.aval), program.kinds.get(var)
+        renamed[var] = canonical.setdefault(key, var)
+    return renamed
 
 
 def _atom_key(atom: Atom) -> Key:

@@ -118,7 +118,8 @@ def _weigh(
             flops, moved = equation_flops(flow.eqns[n]), equation_bytes(flow.eqns[n])
             time_s[n] = max(flops / REFERENCE_FLOPS_PER_S, moved / REFERENCE_BYTES_PER_S)
             lookups |= {n} if lookup else set()
-    least = MIN_HEAVY * sum(time_s.values()) / max(len(time_s), 1)
+    trips = sum(flow.eqns[n].params.get("length", 1) for n in time_s)
+    least = MIN_HEAVY * sum(time_s.values()) / max(trips, 1)
     time_s = {n: t for n, t in time_s.items() if t >= least or n in lookups}
     alone: set[int] = set()
     room = max_layers

@@ -27,23 +27,41 @@ def gradient_homes(
     At stake are the gradient, or what it is made of if that is more: a convolution's weights are
     small beside its activations, yet its gradient belongs to the accumulator on its layer.
     """
-    parameters = {
-        var: source.var
-        for var, source in zip(program.region.invars, program.region_inputs, strict=True)
-        if isinstance(source, WholeInput) and var.aval.shape
-    }
+    parameters = _parameters(program)
     readers = _forward_readers(flow, parameters, backward, duplicable)
     homes: dict[int, tuple[tuple[int, ...], float]] = {}
-    for var, parameter in _updated(program, parameters).items():
-        number = flow.producer.get(var)
-        if number is not None and backward[number] and readers.get(parameter):
-            homes[number] = tuple(readers[parameter]), _stake(flow, number)
     for number, late in enumerate(backward):
-        if late and number not in homes and flow.eqns[number].primitive.name in _SUMS:
+        if late and flow.eqns[number].primitive.name in _SUMS:
             home = _co_readers(flow, number, readers, backward)
             if home:
                 homes[number] = home, _stake(flow, number)
+    for var, leaf in _updated(program, parameters).items():
+        number = flow.producer.get(var, -1)
+        home = tuple(
+            sorted(
+                {n for p, made_of in parameters.items() if leaf in made_of for n in readers.get(p, ())}
+            )
+        )
+        if number >= 0 and backward[number] and home and number not in homes:
+            homes[number] = home, _stake(flow, number)
     return homes
+
+
+def _parameters(program: StepProgram) -> dict[Var, frozenset[Var]]:
+    """Whole region input -> the step's inputs that it is, or that the prologue makes it from."""
+    leaves: dict[Var, frozenset[Var]] = {
+        var: frozenset({var})
+        for var, leaf in zip(program.traced.jaxpr.invars, program.traced.inputs, strict=True)
+        if leaf.batch_dim is None and var.aval.shape
+    }
+    for eqn in program.prologue:
+        made_of = [leaves.get(a, frozenset()) for a in eqn.invars if isinstance(a, Var)]
+        leaves.update(dict.fromkeys(eqn.outvars, frozenset[Var]().union(*made_of)))
+    return {
+        var: leaves.get(source.var, frozenset())
+        for var, source in zip(program.region.invars, program.region_inputs, strict=True)
+        if isinstance(source, WholeInput) and var.aval.shape
+    }
 
 
 def _stake(flow: Dataflow, number: int) -> float:
@@ -53,7 +71,7 @@ def _stake(flow: Dataflow, number: int) -> float:
 
 def _forward_readers(
     flow: Dataflow,
-    parameters: Mapping[Var, Var],
+    parameters: Mapping[Var, frozenset[Var]],
     backward: Sequence[bool],
     duplicable: Sequence[bool],
 ) -> dict[Var, list[int]]:
@@ -72,9 +90,11 @@ def _forward_readers(
     return readers
 
 
-def _updated(program: StepProgram, parameters: Mapping[Var, Var]) -> dict[Var, Var]:
-    """Region result -> the parameter that the epilogue combines it with, element by element."""
-    shape = {full: region for region, full in parameters.items()}
+def _updated(
+    program: StepProgram, parameters: Mapping[Var, frozenset[Var]]
+) -> dict[Var, Var]:
+    """Region result -> the input leaf that the epilogue combines it with, as many elements each."""
+    read = frozenset[Var]().union(*parameters.values())
     carried: dict[Var, Var] = {
         output.target: var
         for output, var in zip(program.region_outputs, program.region.outvars, strict=True)
@@ -83,7 +103,7 @@ def _updated(program: StepProgram, parameters: Mapping[Var, Var]) -> dict[Var, V
     found: dict[Var, Var] = {}
 
     def is_like(atom: Atom, other: Var) -> bool:
-        return not isinstance(atom, Literal) and atom.aval.shape == other.aval.shape
+        return not isinstance(atom, Literal) and atom.aval.size == other.aval.size
 
     for eqn in program.epilogue:
         for result in eqn.outvars:
@@ -93,8 +113,8 @@ def _updated(program: StepProgram, parameters: Mapping[Var, Var]) -> dict[Var, V
         if eqn.outvars and eqn.outvars[0] in carried:
             gradient = carried[eqn.outvars[0]]
             for atom in eqn.invars:
-                if is_like(atom, eqn.outvars[0]) and atom in shape:
-                    found.setdefault(gradient, shape[atom])
+                if is_like(atom, eqn.outvars[0]) and atom in read:
+                    found.setdefault(gradient, atom)
     return found
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hetpass.analysis.explain import explain
 from hetpass.analysis.fingerprint import fingerprint
@@ -31,7 +32,7 @@ from hetpass.ir import program as ir
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan import Plan
 from hetpass.pipeline import Observer, Passes
-from hetpass.runtime.create import create_state
+from hetpass.runtime.create import create, input_shardings
 from hetpass.runtime.local import LocalRuntime, Record
 
 __all__ = [
@@ -258,19 +259,33 @@ class Compiled:
             raise _other_structure(program, tree)
         return jax.tree.unflatten(program.out_tree, self.runtime(leaves, record))
 
-    def init_state(self, create: Callable[..., Any], *args: Any) -> Any:
+    def init_state(self, create_fn: Callable[..., Any], *args: Any) -> Any:
         """Create the state (argument 0 of the step) in place, stage by stage.
 
         No device and no host ever holds more than its own part.
 
         Args:
-          create: returns a state like the step's first argument.
-          args: of `create`; small (a random key).
+          create_fn: returns a state like the step's first argument.
+          args: of `create_fn`; small (a random key).
 
         Raises:
-          ExecutionError: `create` returns another structure, shape or type than traced.
+          ExecutionError: `create_fn` returns another structure, shape or type than traced.
         """
-        return create_state(self.runtime.compiled, create, args)
+        leaves, tree = jax.tree.flatten(args)
+
+        def flat(*values: Any) -> Any:
+            return create_fn(*jax.tree.unflatten(tree, values))
+
+        jaxpr, state = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+        program = self.planned.traced.program
+        inputs = _arguments(program)
+        numbers = [i for i, leaf in enumerate(inputs) if leaf.argnum == 0]
+        _check_state(program, [inputs[i] for i in numbers], state)
+        # A leaf that the step does not use lives beside the others: with the first stage's.
+        elsewhere = NamedSharding(self.runtime.compiled.meshes[0], PartitionSpec())
+        wanted = input_shardings(self.runtime.compiled)
+        made = create(jaxpr, leaves, [wanted[i] or elsewhere for i in numbers])
+        return jax.tree.unflatten(jax.tree.structure(state), made)
 
     def _leader(self) -> Leader:
         traced = self.planned.traced
@@ -288,6 +303,30 @@ class Compiled:
 
     def __str__(self) -> str:
         return f"{self.planned.explain()}\n{self.staged}"
+
+
+def _check_state(program: ir.Traced, leaves: Sequence[ir.InputLeaf], state: Any) -> None:
+    (first, *_), _ = jax.tree.unflatten(program.in_tree, [v.aval for v in _arguments(program)])
+    traced, made = jax.tree.structure(first), jax.tree.structure(state)
+    if traced != made:
+        raise ExecutionError(
+            "HP-RUN-INIT",
+            "the function that creates the state returns another structure than was traced",
+            details=[f"traced:  {traced}"[:400], f"created: {made}"[:400]],
+            ways_out=["return what the step takes as its first argument"],
+        )
+    for leaf, shape in zip(leaves, jax.tree.leaves(state), strict=True):
+        if (leaf.aval.shape, leaf.aval.dtype) != (shape.shape, shape.dtype):
+            raise ExecutionError(
+                "HP-RUN-INIT",
+                "the function that creates the state returns a leaf of another shape or type",
+                where=leaf.path,
+                details=[
+                    f"traced:  {leaf.aval.str_short()}",
+                    f"created: {shape.dtype}{list(shape.shape)}",
+                ],
+                ways_out=["trace the step with the shapes of the state that is created"],
+            )
 
 
 def _other_structure(program: ir.Traced, tree: Any) -> ExecutionError:
@@ -342,22 +381,22 @@ class HetParallelized:
         cluster = settings.cluster or Cluster.auto(settings.devices())
         return Traced(program, cluster, settings)
 
-    def init_state(self, create: Callable[..., Any], *args: Any, batch: Any = None) -> Any:
+    def init_state(self, create_fn: Callable[..., Any], *args: Any, batch: Any = None) -> Any:
         """Create the state in place, stage by stage, where the step will want it.
 
         Args:
-          create: returns the state, argument 0 of the step.
-          args: of `create`.
+          create_fn: returns the state, argument 0 of the step.
+          args: of `create_fn`.
           batch: an example of the step's second argument (shapes will do), or a tuple of all
             further arguments. Needed unless the step has been compiled.
 
         Raises:
           ExecutionError: HP-RUN-INIT, there is no batch to place the state by.
         """
-        state = jax.eval_shape(create, *args)
+        state = jax.eval_shape(create_fn, *args)
         rest = batch if isinstance(batch, tuple) else (batch,)
         if batch is not None:
-            return self.compiled_for(state, *rest).init_state(create, *args)
+            return self.compiled_for(state, *rest).init_state(create_fn, *args)
         wanted = _shapes(state)
         for compiled in reversed(self._compiled.values()):
             arguments, _ = jax.tree.unflatten(
@@ -365,7 +404,7 @@ class HetParallelized:
                 [leaf.aval for leaf in _arguments(compiled.planned.traced.program)],
             )
             if arguments and _shapes(arguments[0]) == wanted:
-                return compiled.init_state(create, *args)
+                return compiled.init_state(create_fn, *args)
         raise ExecutionError(
             "HP-RUN-INIT",
             "where the state will live depends on the batch, and none is known yet",

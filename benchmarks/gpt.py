@@ -75,10 +75,7 @@ def make_job(args: argparse.Namespace) -> Job:
     else:
         train_step = gpt_nnx.make_train_step(config, optimizer, keep_grads=args.check)
     library = {"linen": gpt_linen, "nnx": gpt_nnx}[args.model]
-
-    def create(key: jax.Array) -> Any:
-        return library.create_state(key, config, optimizer)
-
+    create = library.make_create_state(config, optimizer)
     text = standard_library_bytes()
     batches = TextBatches(text, args.batch, config.seq, args.seed)
     return Job(config, train_step, create, batches, len(text))

@@ -57,10 +57,7 @@ def compiled_step(config: GPTConfig, stages: int, microbatches: int, batch: Any)
         gpt_linen.train_step, cluster=cluster, num_microbatches=microbatches, schedule="1f1b"
     )
     key = jax.random.key(0)
-
-    def create(key: jax.Array) -> Any:
-        return gpt_linen.create_state(key, config, optimizer)
-
+    create = gpt_linen.make_create_state(config, optimizer)
     compiled = step.trace(jax.eval_shape(create, key), batch).plan().compile()
     return compiled, compiled.init_state(create, key)
 

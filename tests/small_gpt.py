@@ -46,8 +46,7 @@ def training(library: str = "linen", optimizer: Any = None, **shape: Any) -> Tra
     config = dataclasses.replace(CONFIG, **shape)
     chosen = optimizer or optax.sgd(0.1)
     if library == "linen":
-        return Training(
-            gpt_linen.train_step, lambda k: gpt_linen.create_state(k, config, chosen), config
-        )
+        create = gpt_linen.make_create_state(config, chosen)
+        return Training(gpt_linen.train_step, create, config)
     step = gpt_nnx.make_train_step(config, chosen)
-    return Training(step, lambda k: gpt_nnx.create_state(k, config, chosen), config)
+    return Training(step, gpt_nnx.make_create_state(config, chosen), config)

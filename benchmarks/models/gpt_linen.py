@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -98,19 +99,25 @@ class GPTState(TrainState):
     dropout_key: jax.Array
 
 
-def create_state(
-    key: jax.Array, config: GPTConfig, optimizer: optax.GradientTransformation
-) -> GPTState:
-    """Fresh parameters and optimizer state."""
-    params_key, dropout_key = jax.random.split(key)
-    tokens = jnp.zeros((1, config.seq), jnp.int32)
-    params = GPT(config).init(params_key, tokens)["params"]
-    return GPTState.create(
-        apply_fn=GPT(config, train=config.dropout > 0).apply,
-        params=params,
-        tx=optimizer,
-        dropout_key=dropout_key,
-    )
+def make_create_state(
+    config: GPTConfig, optimizer: optax.GradientTransformation
+) -> Callable[[jax.Array], GPTState]:
+    """A function from a key to fresh parameters and optimizer state.
+
+    `apply_fn` is part of the state's structure and is compared by identity, so all states that
+    one function makes share one.
+    """
+    apply_fn = GPT(config, train=config.dropout > 0).apply
+
+    def create_state(key: jax.Array) -> GPTState:
+        params_key, dropout_key = jax.random.split(key)
+        tokens = jnp.zeros((1, config.seq), jnp.int32)
+        params = GPT(config).init(params_key, tokens)["params"]
+        return GPTState.create(
+            apply_fn=apply_fn, params=params, tx=optimizer, dropout_key=dropout_key
+        )
+
+    return create_state
 
 
 def train_step(

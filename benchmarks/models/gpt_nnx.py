@@ -101,17 +101,21 @@ def _create(key: jax.Array, config: GPTConfig, optimizer: optax.GradientTransfor
     return nnx.split((model, nnx.Optimizer(model, optimizer, wrt=nnx.Param)))
 
 
-def create_state(
-    key: jax.Array, config: GPTConfig, optimizer: optax.GradientTransformation
-) -> nnx.State:
-    """Fresh parameters, optimizer state and dropout streams, as one nnx.State."""
-    return _create(key, config, optimizer)[1]
+def make_create_state(
+    config: GPTConfig, optimizer: optax.GradientTransformation
+) -> Callable[[jax.Array], nnx.State]:
+    """A function from a key to fresh parameters, optimizer state and dropout streams."""
+
+    def create_state(key: jax.Array) -> nnx.State:
+        return _create(key, config, optimizer)[1]
+
+    return create_state
 
 
 def make_train_step(
     config: GPTConfig, optimizer: optax.GradientTransformation, keep_grads: bool = False
 ) -> Callable[[nnx.State, dict[str, jax.Array]], tuple[nnx.State, dict[str, Any]]]:
-    """A train step over the nnx.State of `create_state`; the module's structure is static.
+    """A train step over the nnx.State of `make_create_state`; the module's structure is static.
 
     With `keep_grads` the gradient is among the metrics.
     """

@@ -47,11 +47,10 @@ def _gpt(library: str, **shape: Any) -> Program:
         del batch["mask"]
         key = jax.random.key(0)
         if library == "linen":
-            return Run(
-                gpt_linen.train_step, (gpt_linen.create_state(key, config, optimizer), batch)
-            )
+            create = gpt_linen.make_create_state(config, optimizer)
+            return Run(gpt_linen.train_step, (create(key), batch))
         step = gpt_nnx.make_train_step(config, optimizer)
-        return Run(step, (gpt_nnx.create_state(key, config, optimizer), batch))
+        return Run(step, (gpt_nnx.make_create_state(config, optimizer)(key), batch))
 
     name = "_".join([library, "gpt", *(f"{k}_{v}" for k, v in shape.items())])
     # The bias of the keys moves all scores of a query alike: its gradient is zero, and is part of

@@ -69,7 +69,9 @@ def bfloat16_parameters_summed_in_float32() -> Run:
     return Run(step, (_half(mlp_params(draw, DIM, 24, 12, 4)), regression(draw)))
 
 
-@program("A6", precision="bfloat16")
+# jax.jit's own bfloat16 gradient is up to 2.6e-2 from the float32 one here: two blocks with norms,
+# all in bfloat16. A mistake of ours would be far larger.
+@program("A6", precision="bfloat16", tolerance=4e-2)
 def float32_master_under_bfloat16_compute() -> Run:
     def step(master: Params, batch: Batch) -> Any:
         def loss_fn(params: Params) -> jax.Array:

@@ -133,11 +133,12 @@ def _own_matmul_flops(eqn: JaxprEqn) -> float:
         depth = math.prod(shape[d] for d in lhs_contract)
         return 2.0 * depth * _elements(eqn.outvars[0].aval)
     if name == "conv_general_dilated":
-        # The kernel's input-feature dimension is already divided by the feature groups.
+        # The kernel's input features are already divided by the feature groups, and the result's
+        # batch by the batch groups.
         kernel = eqn.invars[1].aval.shape
         out_features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         per_output = math.prod(kernel) / max(out_features, 1)
-        return 2.0 * per_output * _elements(eqn.outvars[0].aval) / eqn.params["batch_group_count"]
+        return 2.0 * per_output * _elements(eqn.outvars[0].aval)
     if name == "ragged_dot_general" or name == "ragged_dot":
         lhs, rhs = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
         return 2.0 * math.prod(lhs) * rhs[-1]

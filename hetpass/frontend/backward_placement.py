@@ -26,7 +26,11 @@ from hetpass.frontend.dataflow import Dataflow
 from hetpass.ir.program import LayerSpan
 
 PARAMETER_PRICE = 4.0
-"""Per byte and layer, beside 1 for a value that moves."""
+"""Per layer that a parameter is read away from where the forward pass has it, in units of the
+largest value of the program: a copy costs more than any move."""
+
+DUPLICABLE_PRICE = 1e-5
+"""Per layer, in the same units: what may be made anywhere is made next to its reader."""
 
 GRADIENT_PRICE = 4.0
 """Per byte and layer that a gradient is made away from its parameter, where it is summed."""
@@ -88,7 +92,7 @@ def place_backward(flow: Dataflow, placed: Placed) -> dict[int, LayerSpan] | Non
         if late:
             _price_value(flow, placed, program, var, late, price(var))
     for parameter, (held, late) in _parameter_reads(flow, placed).items():
-        _price_distance(program, placed, held, late, PARAMETER_PRICE * price(parameter))
+        _price_distance(program, placed, held, late, PARAMETER_PRICE * (1.0 + price(parameter)))
     for number, (home, size) in placed.homes.items():
         spans = [placed.spans[n] for n in home]
         held = min(s.first for s in spans), max(s.last for s in spans)
@@ -146,13 +150,14 @@ def _price_value(
     price: float,
 ) -> None:
     number = flow.producer.get(var)
-    if number is None or placed.duplicable[number]:
+    if number is None:
         return  # a slice of the batch is free; parameters are priced on their own
     if placed.backward[number]:
+        price = DUPLICABLE_PRICE if placed.duplicable[number] else price
         program.travel(
             _producer(number, placed), [_reader(r, placed) for r in late], price
         )
-    else:
+    elif not placed.duplicable[number]:
         _price_distance(program, placed, _held(flow, placed, var, number), late, price)
 
 

@@ -8,7 +8,7 @@ that does not depend on the one just before, and lasts until one does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from hetpass.frontend.dataflow import Dataflow
@@ -56,10 +56,8 @@ def forward_chains(
     for j in range(len(anchors)):
         chain_of.append(chain_of[-1] + (j in starts) if j else 0)
     members: list[list[int]] = [[] for _ in range(chain_of[-1] + 1)] if anchors else []
-    place = {a: j for j, a in enumerate(anchors)}
-    for number in forward:
-        own = 1 << place[number] if number in place else 0
-        members[chain_of[(ancestors[number] | own).bit_length() - 1]].append(number)
+    for number, chain in _membership(flow, forward, anchors, chain_of, ancestors).items():
+        members[chain].append(number)
     chains = []
     first = [chain_of.index(c) for c in range(len(members))]
     for c, equations in enumerate(members):
@@ -67,6 +65,34 @@ def forward_chains(
         after = anchors[last] if last >= 0 else None
         chains.append(Chain(tuple(equations), starts.get(first[c], False), after))
     return chains
+
+
+def _membership(
+    flow: Dataflow,
+    forward: Sequence[int],
+    anchors: Sequence[int],
+    chain_of: Sequence[int],
+    ancestors: Mapping[int, int],
+) -> dict[int, int]:
+    """Equation -> chain. A light one belongs to the last anchor that it depends on, unless only
+    other chains go on from it: then to the first of these."""
+    chain = {a: chain_of[j] for j, a in enumerate(anchors)}
+    onward: dict[int, frozenset[int]] = {}  # the chains of the next anchors
+    for number in reversed(forward):
+        after: set[int] = set()
+        for reader in flow.successors[number]:
+            after |= {chain[reader]} if reader in chain else onward.get(reader, frozenset())
+        if number not in chain:
+            onward[number] = frozenset(after)
+    result = {}
+    for number in forward:
+        own = chain.get(number)
+        if own is None:
+            own = chain_of[ancestors[number].bit_length() - 1]
+            next_chains = onward[number]
+            own = own if own in next_chains or not next_chains else min(next_chains)
+        result[number] = own
+    return result
 
 
 def _ancestors(flow: Dataflow, anchors: Sequence[int]) -> dict[int, int]:

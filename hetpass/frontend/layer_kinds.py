@@ -21,6 +21,7 @@ def layer_kinds(
     spans: Sequence[LayerSpan],
     backward: Sequence[bool],
     duplicable: Sequence[bool],
+    num_layers: int,
 ) -> tuple[int, ...]:
     """One number per layer, counted from 0 in order of first appearance.
 
@@ -30,7 +31,6 @@ def layer_kinds(
     where they are read, so that a mask made once in the first layer makes it no different from
     others; PRNG keys count by type, since layers fold different constants into them.
     """
-    num_layers = max((s.last for s in spans), default=0) + 1
     members: list[list[int]] = [[] for _ in range(num_layers)]
     for number, span in enumerate(spans):
         for layer in range(span.first, span.last + 1):

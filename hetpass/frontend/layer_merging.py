@@ -46,6 +46,7 @@ def merge_layers(layers: Sequence[LayerWeight], max_layers: int) -> list[int]:
         pairs = [i for i in range(len(groups) - 1) if _may_join(groups, i, layers)]
         if not pairs:
             break
+        pairs = [i for i in pairs if 0 < i < len(groups) - 2] or pairs
         _join(groups, min(pairs, key=lambda i: (_time(groups[i] + groups[i + 1], layers), i)))
     return [g for g, group in enumerate(groups) for _ in group]
 

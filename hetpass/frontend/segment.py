@@ -49,8 +49,9 @@ def segment(program: StepProgram, *, max_layers: int = 256) -> Layered:
         num_layers=forward.num_layers,
         spans=spans,
         backward=backward,
-        layer_kinds=layer_kinds(program, flow, spans, backward, duplicable)
-        + (0,) * (not flow.eqns),
+        layer_kinds=layer_kinds(
+            program, flow, spans, backward, duplicable, forward.num_layers
+        ),
         forward_flops=flops[0],
         backward_flops=flops[1],
         cut_bytes=_cut_bytes(flow, spans, backward, duplicable, forward.num_layers),

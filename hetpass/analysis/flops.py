@@ -23,10 +23,10 @@ for two 32-bit words."""
 
 DATA_MOVEMENT = frozenset(
     "broadcast_in_dim concatenate convert_element_type copy copy_p dynamic_slice "
-    "dynamic_update_slice expand_dims gather iota pad reshape rev slice split squeeze stop_gradient "
-    "transpose bitcast_convert_type optimization_barrier random_wrap random_unwrap random_seed "
-    "random_fold_in random_split hetpass_stage_boundary pbroadcast pvary sharding_constraint "
-    "reshard copy_to_host device_put broadcast empty create_token".split()
+    "dynamic_update_slice expand_dims gather iota pad reshape rev slice split squeeze "
+    "stop_gradient transpose bitcast_convert_type optimization_barrier random_wrap random_unwrap "
+    "random_seed random_fold_in random_split hetpass_stage_boundary pbroadcast pvary "
+    "sharding_constraint reshard copy_to_host device_put broadcast empty create_token".split()
 )
 """Primitives that compute nothing (or, for keys, next to nothing)."""
 

@@ -53,7 +53,7 @@ class Placed:
       spans: forward equations, and backward scans over layers, by number.
       backward: one per equation.
       duplicable: one per equation: its values cost nothing to move.
-      inputs: the inputs that cost to read elsewhere: parameters.
+      inputs: the inputs that cost to read elsewhere -> the parameters that they are made from.
       homes: backward equation -> (the forward equations that read the parameter whose gradient it
         makes, bytes at stake).
     """
@@ -62,7 +62,7 @@ class Placed:
     spans: Mapping[int, LayerSpan]
     backward: Sequence[bool]
     duplicable: Sequence[bool]
-    inputs: frozenset[Var]
+    inputs: Mapping[Var, tuple[Var, ...]]
     homes: Mapping[int, tuple[tuple[int, ...], float]]
 
 
@@ -154,9 +154,7 @@ def _price_value(
         return  # a slice of the batch is free; parameters are priced on their own
     if placed.backward[number]:
         price = DUPLICABLE_PRICE if placed.duplicable[number] else price
-        program.travel(
-            _producer(number, placed), [_reader(r, placed) for r in late], price
-        )
+        program.travel(_producer(number, placed), [_reader(r, placed) for r in late], price)
     elif not placed.duplicable[number]:
         _price_distance(program, placed, _held(flow, placed, var, number), late, price)
 
@@ -180,9 +178,7 @@ def _price_distance(
         program.below(variables, held[0], price)
 
 
-def _parameter_reads(
-    flow: Dataflow, placed: Placed
-) -> dict[Var, tuple[Interval, list[int]]]:
+def _parameter_reads(flow: Dataflow, placed: Placed) -> dict[Var, tuple[Interval, list[int]]]:
     """Parameter -> (layers that hold it in the forward pass, its backward readers).
 
     A duplicable equation is cloned where it is read: its reader reads the parameters behind it.
@@ -190,9 +186,8 @@ def _parameter_reads(
     roots: list[dict[Var, None]] = []
     readers: dict[Var, list[int]] = {}
     for n, eqn in enumerate(flow.eqns):
-        own: dict[Var, None] = {
-            a: None for a in eqn.invars if not isinstance(a, Literal) and a in placed.inputs
-        }
+        read = [a for a in eqn.invars if not isinstance(a, Literal) and a in placed.inputs]
+        own: dict[Var, None] = {p: None for a in read for p in placed.inputs[a]}
         for operand in flow.operands[n]:
             if placed.duplicable[operand]:
                 own.update(roots[operand])
@@ -243,9 +238,7 @@ class _LinearProgram:
             self.costs[self.columns[producer]] += price
         top = min(self._range(r)[1] for r in readers)  # the lowest reader is no higher
         open_ends = [
-            self.columns[r]
-            for r in readers
-            if not isinstance(r, float) and self._range(r)[0] < top
+            self.columns[r] for r in readers if not isinstance(r, float) and self._range(r)[0] < top
         ]
         if len(open_ends) == 1 and self.bounds[open_ends[0]][1] == top:
             self.costs[open_ends[0]] -= price
@@ -283,13 +276,16 @@ class _LinearProgram:
             row = np.arange(len(self.rows))
             ones = np.ones(len(self.rows))
             matrix = coo_matrix(
-                (np.concatenate([ones, -ones]),
-                 (np.concatenate([row, row]), np.concatenate([left, right]))),
+                (
+                    np.concatenate([ones, -ones]),
+                    (np.concatenate([row, row]), np.concatenate([left, right])),
+                ),
                 shape=(len(self.rows), len(self.bounds)),
             ).tocsr()
             bound = limit
-        result = linprog(cost, A_ub=matrix, b_ub=bound, bounds=np.array(self.bounds),
-                         method="highs-ds")
+        result = linprog(
+            cost, A_ub=matrix, b_ub=bound, bounds=np.array(self.bounds), method="highs-ds"
+        )
         if result.x is None:
             raise AssertionError(f"a feasible and bounded program was not solved: {result.message}")
         return {n: round(float(result.x[c])) for n, c in self.columns.items()}

@@ -76,16 +76,12 @@ def forward_layers(
     for chain in forward_chains(flow, placed, anchors, [time_s.get(a, 0.0) for a in anchors]):
         axis.add(chain)
     number_of = merge_layers(axis.layers, max_layers)
-    spans = {
-        n: LayerSpan(number_of[s.first], number_of[s.last]) for n, s in axis.spans.items()
-    }
+    spans = {n: LayerSpan(number_of[s.first], number_of[s.last]) for n, s in axis.spans.items()}
     num_layers = max(number_of, default=0) + 1
     _place_leaves(flow, leaf, free, spans)
     _place_free(flow, free, backward, spans, num_layers)
     cuts = {number_of[k] for k, layer in enumerate(axis.layers) if layer.forced}
-    return ForwardLayers(
-        num_layers, spans, tuple(sorted(weights.alone)), tuple(sorted(cuts - {0}))
-    )
+    return ForwardLayers(num_layers, spans, tuple(sorted(weights.alone)), tuple(sorted(cuts - {0})))
 
 
 def _leaves(
@@ -288,7 +284,8 @@ class _Axis:
     def _lay_beside(self, pieces: Sequence[Piece], targets: Sequence[int]) -> bool:
         """Assign pieces to existing layers; False, and nothing done, if a scan finds no place."""
         loops: list[tuple[int | None, LayerSpan]] = []
-        reach, taken = 0, set()
+        reach = 0
+        taken: set[int] = set()
         for piece, target in zip(pieces, targets, strict=True):
             loop = next((n for n in piece.heavy if n in self.weights.alone), None)
             reach = max(reach, target)
@@ -320,9 +317,7 @@ class _Axis:
         others = [
             n
             for n in sorted(self.weights.alone)
-            if n in self.spans
-            and n not in taken
-            and self.flow.eqns[n].params["length"] == length
+            if n in self.spans and n not in taken and self.flow.eqns[n].params["length"] == length
         ]
         sharing = [
             n

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from hetpass._jax import Atom, Literal, Var
 from hetpass.analysis.flops import aval_bytes
 from hetpass.frontend.dataflow import Dataflow
-from hetpass.ir.program import StepProgram, WholeInput
+from hetpass.frontend.parameter_leaves import parameter_leaves
+from hetpass.ir.program import StepProgram
 
 _SUMS = ("dot_general", "conv_general_dilated", "scatter-add", "scatter_add")
 
@@ -27,7 +28,7 @@ def gradient_homes(
     At stake are the gradient, or what it is made of if that is more: a convolution's weights are
     small beside its activations, yet its gradient belongs to the accumulator on its layer.
     """
-    parameters = _parameters(program)
+    parameters = parameter_leaves(program)
     readers = _forward_readers(flow, parameters, backward, duplicable)
     homes: dict[int, tuple[tuple[int, ...], float]] = {}
     for number, late in enumerate(backward):
@@ -39,29 +40,17 @@ def gradient_homes(
         number = flow.producer.get(var, -1)
         home = tuple(
             sorted(
-                {n for p, made_of in parameters.items() if leaf in made_of for n in readers.get(p, ())}
+                {
+                    n
+                    for p, made_of in parameters.items()
+                    if leaf in made_of
+                    for n in readers.get(p, ())
+                }
             )
         )
         if number >= 0 and backward[number] and home and number not in homes:
             homes[number] = home, _stake(flow, number)
     return homes
-
-
-def _parameters(program: StepProgram) -> dict[Var, frozenset[Var]]:
-    """Whole region input -> the step's inputs that it is, or that the prologue makes it from."""
-    leaves: dict[Var, frozenset[Var]] = {
-        var: frozenset({var})
-        for var, leaf in zip(program.traced.jaxpr.invars, program.traced.inputs, strict=True)
-        if leaf.batch_dim is None and var.aval.shape
-    }
-    for eqn in program.prologue:
-        made_of = [leaves.get(a, frozenset()) for a in eqn.invars if isinstance(a, Var)]
-        leaves.update(dict.fromkeys(eqn.outvars, frozenset[Var]().union(*made_of)))
-    return {
-        var: leaves.get(source.var, frozenset())
-        for var, source in zip(program.region.invars, program.region_inputs, strict=True)
-        if isinstance(source, WholeInput) and var.aval.shape
-    }
 
 
 def _stake(flow: Dataflow, number: int) -> float:
@@ -71,7 +60,7 @@ def _stake(flow: Dataflow, number: int) -> float:
 
 def _forward_readers(
     flow: Dataflow,
-    parameters: Mapping[Var, frozenset[Var]],
+    parameters: Mapping[Var, tuple[Var, ...]],
     backward: Sequence[bool],
     duplicable: Sequence[bool],
 ) -> dict[Var, list[int]]:
@@ -90,11 +79,9 @@ def _forward_readers(
     return readers
 
 
-def _updated(
-    program: StepProgram, parameters: Mapping[Var, frozenset[Var]]
-) -> dict[Var, Var]:
+def _updated(program: StepProgram, parameters: Mapping[Var, tuple[Var, ...]]) -> dict[Var, Var]:
     """Region result -> the input leaf that the epilogue combines it with, as many elements each."""
-    read = frozenset[Var]().union(*parameters.values())
+    read = {leaf for leaves in parameters.values() for leaf in leaves}
     carried: dict[Var, Var] = {
         output.target: var
         for output, var in zip(program.region_outputs, program.region.outvars, strict=True)

@@ -133,7 +133,7 @@ def _spans(
 ) -> list[tuple[int, int, list[int], float]]:
     """(position made, value number, positions read, bytes) of every value that may cross."""
     place = {number: p for p, number in enumerate(chain)}
-    spans = []
+    spans: list[tuple[int, int, list[int], float]] = []
     for position, number in enumerate(chain):
         if not weights.crosses(number):
             continue

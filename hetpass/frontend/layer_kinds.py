@@ -38,8 +38,8 @@ def layer_kinds(
     expressions = _Expressions(program, flow, backward, duplicable)
     numbers: dict[Key, int] = {}
     kinds = []
-    for layer in members:
-        key = _layer_key(flow, layer, expressions, program.kinds)
+    for numbers_in_layer in members:
+        key = _layer_key(flow, numbers_in_layer, expressions, program.kinds)
         kinds.append(numbers.setdefault(key, len(numbers)))
     return tuple(kinds)
 

@@ -37,9 +37,7 @@ def is_scan_over_layers(eqn: JaxprEqn, batch: Varying, forward_matmul_flops: flo
     if any(batch.varies(a) for a in stacked):
         return False
     sliced = sum(aval_bytes(a.aval) for a in stacked if _is_float(a.aval))
-    shared = sum(
-        aval_bytes(a.aval) for a in consts if _is_float(a.aval) and not batch.varies(a)
-    )
+    shared = sum(aval_bytes(a.aval) for a in consts if _is_float(a.aval) and not batch.varies(a))
     return sliced > 0 and sliced >= shared
 
 
@@ -51,9 +49,7 @@ def scan_operands(eqn: JaxprEqn) -> tuple[list[Atom], list[Atom], list[Atom]]:
     return operands[:num_consts], operands[num_consts:split], operands[split:]
 
 
-def twin_scan(
-    flow: Dataflow, number: int, over_layers: Sequence[int]
-) -> int | None:
+def twin_scan(flow: Dataflow, number: int, over_layers: Sequence[int]) -> int | None:
     """The forward scan over layers that a backward scan reverses; None if it reverses none.
 
     The twin reads a stacked result of the forward scan, or the same stacked parameters, in

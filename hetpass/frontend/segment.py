@@ -16,7 +16,8 @@ from hetpass.frontend.gradients import gradient_homes
 from hetpass.frontend.layer_kinds import layer_kinds
 from hetpass.frontend.layer_names import layer_names, path_steps, scope
 from hetpass.frontend.layer_scans import twin_scan
-from hetpass.ir.program import Layered, LayerSpan, StepProgram, WholeInput
+from hetpass.frontend.parameter_leaves import parameter_leaves
+from hetpass.ir.program import Layered, LayerSpan, StepProgram
 
 
 def segment(program: StepProgram, *, max_layers: int = 256) -> Layered:
@@ -49,9 +50,7 @@ def segment(program: StepProgram, *, max_layers: int = 256) -> Layered:
         num_layers=forward.num_layers,
         spans=spans,
         backward=backward,
-        layer_kinds=layer_kinds(
-            program, flow, spans, backward, duplicable, forward.num_layers
-        ),
+        layer_kinds=layer_kinds(program, flow, spans, backward, duplicable, forward.num_layers),
         forward_flops=flops[0],
         backward_flops=flops[1],
         cut_bytes=_cut_bytes(flow, spans, backward, duplicable, forward.num_layers),
@@ -73,11 +72,7 @@ def _all_spans(
             twin = twin_scan(flow, number, forward.over_layers)
             if twin is not None:
                 twins[number] = forward.spans[twin]
-    inputs = frozenset(
-        var
-        for var, source in zip(program.region.invars, program.region_inputs, strict=True)
-        if isinstance(source, WholeInput)
-    )
+    inputs = parameter_leaves(program)
     homes = gradient_homes(program, flow, backward, duplicable)
     for spans in ({**forward.spans, **twins}, dict(forward.spans)):
         placed = Placed(forward.num_layers, spans, backward, duplicable, inputs, homes)
@@ -152,12 +147,11 @@ def _names(
     path_of = {
         var: path_steps(leaf.path)
         for var, leaf in zip(program.traced.jaxpr.invars, program.traced.inputs, strict=True)
-        if leaf.batch_dim is None
     }
     parameters = {
-        var: path_of[source.var]
-        for var, source in zip(program.region.invars, program.region_inputs, strict=True)
-        if isinstance(source, WholeInput) and source.var in path_of
+        var: path_of[leaves[0]]
+        for var, leaves in parameter_leaves(program).items()
+        if len(leaves) == 1
     }
     by = [k or o for k, o in zip(known, others, strict=True)]
     return tuple(

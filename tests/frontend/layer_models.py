@@ -95,9 +95,9 @@ def sgd(params: Any, grads: Any) -> Any:
 
 def lm_step(model: Any) -> Any:
     def step(params: Any, batch: Any) -> Any:
-        loss, grads = jax.value_and_grad(
-            lambda p: entropy(model(p, batch["x"]), batch["y"])
-        )(params)
+        loss, grads = jax.value_and_grad(lambda p: entropy(model(p, batch["x"]), batch["y"]))(
+            params
+        )
         return sgd(params, grads), loss
 
     return step
@@ -107,9 +107,7 @@ def lm_step(model: Any) -> Any:
 
 
 def mlp_shapes(*sizes: int) -> list[Any]:
-    return [
-        {"w": sds(a, b), "b": sds(b)} for a, b in zip(sizes, sizes[1:], strict=False)
-    ]
+    return [{"w": sds(a, b), "b": sds(b)} for a, b in zip(sizes, sizes[1:], strict=False)]
 
 
 def mlp(params: Any, x: Any) -> Any:
@@ -119,9 +117,9 @@ def mlp(params: Any, x: Any) -> Any:
 
 
 def mlp_step(params: Any, batch: Any) -> Any:
-    loss, grads = jax.value_and_grad(
-        lambda p: ((mlp(p, batch["x"]) - batch["y"]) ** 2).mean()
-    )(params)
+    loss, grads = jax.value_and_grad(lambda p: ((mlp(p, batch["x"]) - batch["y"]) ** 2).mean())(
+        params
+    )
     return sgd(params, grads), loss
 
 
@@ -157,9 +155,9 @@ def unet(params: Any, x: Any) -> Any:
 
 
 def unet_step(params: Any, batch: Any) -> Any:
-    loss, grads = jax.value_and_grad(
-        lambda p: ((unet(p, batch["x"]) - batch["y"]) ** 2).mean()
-    )(params)
+    loss, grads = jax.value_and_grad(lambda p: ((unet(p, batch["x"]) - batch["y"]) ** 2).mean())(
+        params
+    )
     return sgd(params, grads), loss
 
 
@@ -189,6 +187,7 @@ def vectors(features: int, targets: int) -> dict[str, Any]:
 
 def distill_step(state: Any, batch: Any) -> Any:
     """A frozen teacher, then a student that imitates it."""
+
     def loss_fn(student: Any) -> Any:
         teacher = llama(state["teacher"], batch["x"])
         own = llama(student, batch["x"])
@@ -200,6 +199,7 @@ def distill_step(state: Any, batch: Any) -> Any:
 
 def gan_step(state: Any, batch: Any) -> Any:
     """Two losses over one generator and one discriminator."""
+
     def d_loss(d: Any) -> Any:
         fake = mlp(d, mlp(state["g"], batch["z"]))
         real = mlp(d, batch["x"])
@@ -214,7 +214,8 @@ def gan_step(state: Any, batch: Any) -> Any:
 
 
 def metrics_step(params: Any, batch: Any) -> Any:
-    """A second forward pass without dropout before the one that trains, which is also computed twice."""
+    """A forward pass without dropout, then one with it, computed twice and trained."""
+
     def forward(params: Any, drop: bool) -> Any:
         x = batch["x"]
         for i, p in enumerate(params):
@@ -226,9 +227,9 @@ def metrics_step(params: Any, batch: Any) -> Any:
 
     plain = forward(params, False)
     again = forward(params, True)
-    loss, grads = jax.value_and_grad(
-        lambda p: ((forward(p, True) - batch["y"]) ** 2).mean()
-    )(params)
+    loss, grads = jax.value_and_grad(lambda p: ((forward(p, True) - batch["y"]) ** 2).mean())(
+        params
+    )
     return sgd(params, grads), (loss, jnp.abs(plain - batch["y"]).mean(), again.sum())
 
 

@@ -24,7 +24,7 @@ from hetpass.ir.program import (
 
 
 def step_program(step: Callable[..., Any], state: Any, batch: Any) -> StepProgram:
-    """Trace `step(state, batch)` and call everything up to its last backward equation the region."""
+    """Trace `step(state, batch)`; the region is everything up to the last backward equation."""
     closed, shape = jax.make_jaxpr(step, return_shape=True)(state, batch)
     flat = inline(closed)
     leaves, in_tree = jax.tree_util.tree_flatten((state, batch))
@@ -73,9 +73,7 @@ def _split(traced: Traced) -> StepProgram:
     for var, leaf in zip(jaxpr.invars, traced.inputs, strict=True):
         kinds[var] = Whole() if leaf.batch_dim is None else Batched(0)
     for eqn in eqns:
-        varies = any(
-            isinstance(a, Var) and not isinstance(kinds[a], Whole) for a in eqn.invars
-        )
+        varies = any(isinstance(a, Var) and not isinstance(kinds[a], Whole) for a in eqn.invars)
         for var in eqn.outvars:
             kinds[var] = Whole() if not varies else Batched(0) if var.aval.shape else Partial("sum")
     return StepProgram(

@@ -288,7 +288,11 @@ def test_every_dense_is_a_layer():
     assert [value.spans[n].first for n, _ in heavy(value) if not value.backward[n]] == [0, 1, 2]
     # Each weight gradient is made where its weight is; the first layer has no input gradient.
     assert sorted(value.spans[n].first for n, _ in heavy(value) if value.backward[n]) == [
-        0, 1, 1, 2, 2,
+        0,
+        1,
+        1,
+        2,
+        2,
     ]
 
 

@@ -472,7 +472,7 @@ class HetParallelized:
 
 def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
-        return (leaf.shape, leaf.dtype, leaf.weak_type)
+        return (leaf.shape, leaf.dtype, bool(getattr(leaf, "weak_type", False)))
     aval = abstract(leaf)
     return (aval.shape, aval.dtype, aval.weak_type)
 

@@ -161,6 +161,16 @@ def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
+def with_weak_type(value: Any, weak: bool) -> Any:
+    """The array or tracer, weakly typed or not. (`lax.convert_element_type` cannot say it; the
+    primitive's parameters are the same in 0.10 to 0.12.)"""
+    if getattr(value, "weak_type", False) == weak:  # PRNG key arrays have no weak types
+        return value
+    return jax.lax.convert_element_type_p.bind(
+        value, new_dtype=value.dtype, weak_type=weak, sharding=None
+    )
+
+
 def shard_arrays(array: jax.Array) -> list[jax.Array]:
     """The single-device arrays of an addressable array, in the order of its device assignment.
 

@@ -168,8 +168,8 @@ class _Build:
         everywhere = NamedSharding(self.meshes[program.stage], PartitionSpec())
         extra = (everywhere,) if program.per_microbatch else ()
         avals = [
-            jax.ShapeDtypeStruct(self.avals[slot].shape, self.avals[slot].dtype)
-            for slot in program.arguments
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+            for aval in (self.avals[slot] for slot in program.arguments)
         ]
         if program.per_microbatch:
             avals.append(jax.ShapeDtypeStruct((), np.int32))

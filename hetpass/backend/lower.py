@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
 from hetpass._jax import Literal as LiteralAtom
-from hetpass._jax import ShapedArray, make_jaxpr_value, make_var
+from hetpass._jax import ShapedArray, make_jaxpr_value, make_var, with_weak_type
 from hetpass.backend.combine import identity, only_first, pairwise, reduce_leading
 from hetpass.backend.layout import batch_layout, join_batch, split_batch
 from hetpass.backend.shard import data_parts, stored_aval
@@ -93,11 +93,11 @@ def finish_results(staged: Staged) -> Staged:
         if not isinstance(result, FromSlot):
             continue
         slot = staged.slots[result.slot]
-        fits = not isinstance(slot.kind, Partial) and slot.aval.dtype == leaf.aval.dtype
+        fits = not isinstance(slot.kind, Partial) and _type(slot.aval) == _type(leaf.aval)
         if fits and result.slot not in seen and result.slot not in received:
             seen.add(result.slot)
             continue
-        aval = ShapedArray(slot.aval.shape, leaf.aval.dtype)
+        aval = ShapedArray(slot.aval.shape, *_type(leaf.aval))
         slots.append(Slot(len(slots), slot.stage, aval, "step", Whole(), False, f"{slot.name}'"))
         results[number] = FromSlot(slots[-1].index)
         reads.setdefault(slot.stage, []).append((result.slot, slots[-1].index, aval))
@@ -111,6 +111,10 @@ def finish_results(staged: Staged) -> Staged:
         results=tuple(results),
         fragments=(*staged.fragments, *added),
     )
+
+
+def _type(aval: ShapedArray) -> tuple[Any, bool]:
+    return aval.dtype, aval.weak_type
 
 
 def _copies(stage: int, phase: int, reads: Sequence[tuple[int, int, ShapedArray]]) -> Fragment:
@@ -250,7 +254,7 @@ class _Lowering:
         if isinstance(output, Accumulate):
             op = slot.kind.op if isinstance(slot.kind, Partial) else "sum"
             return pairwise(op, held[slot.index], value.astype(slot.aval.dtype))
-        return value
+        return with_weak_type(value, slot.aval.weak_type)
 
 
 def _layout(slot: Slot) -> tuple[int, int]:

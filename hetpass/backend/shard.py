@@ -38,7 +38,7 @@ def stored_aval(slot: Slot, replica: Replica, num_microbatches: int) -> ShapedAr
         shape = (num_microbatches, *shape)
     elif isinstance(slot.kind, Partial) and data_parts(replica) > 1:
         shape = (data_parts(replica), *shape)
-    return ShapedArray(shape, slot.aval.dtype)
+    return ShapedArray(shape, slot.aval.dtype, weak_type=slot.aval.weak_type)
 
 
 def slot_sharding(slot: Slot, replica: Replica, override: Sharding | None = None) -> PartitionSpec:

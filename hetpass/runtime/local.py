@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hetpass._jax import with_weak_type
 from hetpass.backend.compile import CompiledStep
 from hetpass.backend.reshard import Placement
 from hetpass.errors import ExecutionError
@@ -115,6 +116,7 @@ class LocalRuntime:
 
     def _results(self, arguments: Sequence[Any], cells: Sequence[Any]) -> list[jax.Array]:
         placed = {feed.input: feed.cell for feed in self._feeds if feed.place.cut is None}
+        leaves = self.compiled.staged.layered.program.traced.jaxpr.outvars
         results = []
         for number, result in enumerate(self.compiled.staged.results):
             if isinstance(result, FromSlot):
@@ -125,7 +127,8 @@ class LocalRuntime:
                 value = cells[placed[result.input]]
             else:
                 value = self._unplaced(result.input, arguments)
-            results.append(jnp.copy(value) if number in self._copied else value)
+            value = jnp.copy(value) if number in self._copied else value
+            results.append(with_weak_type(value, leaves[number].aval.weak_type))
         return results
 
     def _unplaced(self, number: int, arguments: Sequence[Any]) -> jax.Array:

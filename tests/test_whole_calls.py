@@ -309,12 +309,38 @@ def test_a_print_that_is_free_of_the_batch_runs_once(capfd):
     assert_equal(result, jax.jit(_step)(*_arguments()))
 
 
-def test_a_print_of_the_batch_is_refused_by_name():
+def test_a_print_of_the_whole_batch_prints_the_whole_batch_once(capfd):
     def step(params, batch):
-        jax.debug.print("x {x}", x=batch["x"].sum())
+        jax.debug.print("weight {x:.4f}", x=batch["x"].sum())
         return _step(params, batch)
 
-    _refused("HP-", lambda: _parallel(step)(*_arguments()), "debug", "test_whole_calls.py")
+    wanted = jax.jit(step)(*_arguments())
+    jax.effects_barrier()
+    expected = capfd.readouterr().out
+    result = _parallel(step)(*_arguments())
+    jax.block_until_ready(result)
+    jax.effects_barrier()
+    assert capfd.readouterr().out == expected != ""
+    assert_equal(result, wanted)
+
+
+def test_a_print_inside_the_loss_sees_the_whole_batch(capfd):
+    def step(params, batch):
+        def loss_fn(params):
+            x = mlp(params, batch["x"])
+            jax.debug.print("x {first} {largest}", first=x[0] > 0, largest=x.argmax(0))
+            return ((x - batch["y"]) ** 2).mean()
+
+        return jax.grad(loss_fn)(params)
+
+    wanted = jax.jit(step)(*_arguments())
+    jax.effects_barrier()
+    expected = capfd.readouterr().out
+    result = _parallel(step)(*_arguments())
+    jax.block_until_ready(result)
+    jax.effects_barrier()
+    assert capfd.readouterr().out == expected != ""
+    assert_equal(result, wanted)
 
 
 def test_a_callback_inside_the_loss_is_refused_by_name():

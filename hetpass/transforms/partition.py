@@ -10,6 +10,7 @@ In order, each step a file of this room:
     split_conds      one `cond` per stage; then placement once more if branches were opened
     phases           prologue and epilogue code by stage and phase
     assemble         slots, transfers, fragments; lifetimes says what each may free
+    pack_transfers   small values to one stage travel together
 
 Nothing is decided here that a plan could decide: layers become stages as the plan says, the rest
 follows from sizes by fixed rules.
@@ -45,6 +46,7 @@ from hetpass.transforms.dead_code import live_equations
 from hetpass.transforms.defer_partials import defer_partials
 from hetpass.transforms.lifetimes import last_uses
 from hetpass.transforms.localize import Localized, Place, localize
+from hetpass.transforms.pack_transfers import pack_transfers
 from hetpass.transforms.pairing import pair_leaves
 from hetpass.transforms.phases import Demand, Node, phases
 from hetpass.transforms.placement import Placement, Votes, place
@@ -93,7 +95,7 @@ def partition_layers(
         cut.program.traced.out_paths,
         [v.aval for v in cut.program.outvars],
     )
-    return _assemble(layered, placed, pairs, num_stages)
+    return pack_transfers(_assemble(layered, placed, pairs, num_stages))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -170,9 +172,7 @@ class _Placed:
     placement: Placement
 
 
-def _place_once(
-    cut: Layered, stage_of_layer: Sequence[int], homes: Mapping[int, int]
-) -> _Placed:
+def _place_once(cut: Layered, stage_of_layer: Sequence[int], homes: Mapping[int, int]) -> _Placed:
     """Finds stages for what runs once per step, splitting every `cond` on the way."""
     for _ in range(_MAX_COND_NESTING):
         cut = _drop_dead(cut)
@@ -237,9 +237,7 @@ def _check_order(localized: Localized) -> None:
                 )
 
 
-def _placement(
-    program: StepProgram, localized: Localized, homes: Mapping[int, int]
-) -> Placement:
+def _placement(program: StepProgram, localized: Localized, homes: Mapping[int, int]) -> Placement:
     sources = dict(zip(program.region.invars, program.region_inputs, strict=True))
     reads: dict[Var, Votes] = {}
     for (stage, _), code in localized.code.items():

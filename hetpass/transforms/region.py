@@ -128,7 +128,7 @@ def splice_result(eqns: list[JaxprEqn], function: Callable[..., Any], operands: 
     return _result(spliced.outs)
 
 
-def rename_result(eqns: list[JaxprEqn], start: int, old: Var, new: Var) -> None:
+def rename_result(eqns: list[JaxprEqn], start: int, old: Atom, new: Var) -> None:
     """`old`, a result among `eqns[start:]`, is called `new` from here on."""
     for i in range(start, len(eqns)):
         eqns[i] = eqns[i].replace(

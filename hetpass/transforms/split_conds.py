@@ -45,8 +45,7 @@ def split_conds(eqns: Sequence[JaxprEqn], placement: Placement) -> SplitConds:
         changed = True
         parts = [restrict_cond(eqn, keep) for keep in groups.values()]
         if _speculates(eqn) and any(
-            _reads_far(part, stage, placement)
-            for stage, part in zip(groups, parts, strict=True)
+            _reads_far(part, stage, placement) for stage, part in zip(groups, parts, strict=True)
         ):
             result.extend(_opened(eqn))
         else:

@@ -70,9 +70,7 @@ TRANSFORMS = {
     "clipped adam": optax.chain(optax.clip_by_global_norm(0.3), optax.adam(0.1)),
     "multi steps": optax.MultiSteps(optax.adam(0.1), 2),
     "multi steps, skipping": optax.MultiSteps(SGD, 3),
-    "multi steps of clipped": optax.MultiSteps(
-        optax.chain(optax.clip_by_global_norm(0.3), SGD), 2
-    ),
+    "multi steps of clipped": optax.MultiSteps(optax.chain(optax.clip_by_global_norm(0.3), SGD), 2),
     "apply if finite": optax.apply_if_finite(optax.adam(0.1), 3),
     "adafactor": optax.adafactor(0.1, min_dim_size_to_factor=8),
     "lion": optax.lion(0.1),
@@ -123,9 +121,7 @@ def test_loss_scale_skips_on_every_stage(overflow):
 
     def region(whole, rows, offset):
         scale = whole["state"]["scale"]
-        value, grads = jax.value_and_grad(lambda p: loss(p, rows) * scale)(
-            whole["state"]["params"]
-        )
+        value, grads = jax.value_and_grad(lambda p: loss(p, rows) * scale)(whole["state"]["params"])
         return {"loss": value, **{f"d.{k}": g for k, g in grads.items()}}
 
     def epilogue(state, batch, pro, totals):

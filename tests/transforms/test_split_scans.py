@@ -109,9 +109,7 @@ def test_stacked_outputs_that_are_results(sizes):
     def epilogue(state, batch, pro, totals):
         return totals["out"], totals["norms"]
 
-    example = Example(
-        parameters(), {"x": X}, region, epilogue, DEPTH + 2, joined=("out",)
-    )
+    example = Example(parameters(), {"x": X}, region, epilogue, DEPTH + 2, joined=("out",))
     check(example, *sizes, num_microbatches=4, rtol=1e-4)
 
 
@@ -128,7 +126,11 @@ def test_scans_that_are_cut_differently_pass_rows_on():
 
     state = {"s_w": parameters()["s_w"]}
     example = Example(
-        state, {"x": X}, region, lambda state, batch, pro, totals: totals["out"], 12,
+        state,
+        {"x": X},
+        region,
+        lambda state, batch, pro, totals: totals["out"],
+        12,
         joined=("out",),
     )
     for sizes in [(3, 5, 4), (6, 6), (2, 2, 3, 5)]:

@@ -124,9 +124,13 @@ def _starts(before: Sequence[int], time_s: Sequence[float]) -> dict[int, bool]:
         end = j
         while end < len(before) and not before[end] >> (j - 1) & 1:
             end += 1
-        share = sum(time_s[j:end]) >= MIN_SHARE * total
         needed = MIN_DEPTH if end == len(before) else MIN_JOINED_DEPTH
-        if share and _depth(before, j, end, needed) >= needed:
+        skipped = before[j].bit_length()  # the branch that ends at j - 1: a head, or a model?
+        if all(
+            sum(time_s[first:last]) >= MIN_SHARE * total
+            and _depth(before, first, last, depth) >= depth
+            for first, last, depth in ((j, end, needed), (skipped, j, MIN_DEPTH))
+        ):
             starts[j] = True
             blocked.append(j - 1)
     return starts

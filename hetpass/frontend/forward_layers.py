@@ -63,7 +63,6 @@ def forward_layers(
 ) -> ForwardLayers:
     """Cut the forward equations of the region into at most `max_layers` layers."""
     batch = varying_values(program)
-    recomputed = [program.traced.recomputed[source] for source in program.origin]
     weights, time_s = _weigh(flow, batch, backward, duplicable, max_layers)
     anchors = sorted({*time_s, *weights.marks})
     fixed = set(anchors)
@@ -71,8 +70,9 @@ def forward_layers(
     leaf = _leaves(flow, backward, free, fixed)
     placed = [n for n in range(len(flow.eqns)) if not (backward[n] or free[n] or leaf[n])]
     roots = _roots(program, flow, batch)
-    blocks = recomputed_blocks(flow, sorted(time_s), recomputed, roots)
-    axis = _Axis(flow, time_s, replace(weights, together=blocks), roots)
+    recomputed = [program.traced.recomputed[source] for source in program.origin]
+    inside = recomputed_blocks(flow, backward, recomputed, free)
+    axis = _Axis(flow, time_s, replace(weights, inside=inside), roots)
     for chain in forward_chains(flow, placed, anchors, [time_s.get(a, 0.0) for a in anchors]):
         axis.add(chain)
     number_of = merge_layers(axis.layers, max_layers)
@@ -125,7 +125,7 @@ def _weigh(
             alone.add(n)
             room -= length
     marks = {n for n in forward if flow.eqns[n].primitive.name == MARKER}
-    weights = Weights(time_s, lookups, alone, marks, lambda n: not duplicable[n])
+    weights = Weights(time_s, lookups, alone, marks, lambda n: not duplicable[n], ())
     return weights, time_s
 
 

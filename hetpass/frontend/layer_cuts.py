@@ -28,6 +28,9 @@ LARGE_SHARE = 1 / 8
 """Of a chain's time, above which a piece is cut further where at most MORE_BYTES times the bytes
 of its own borders cross (a small U-Net is all one neighbourhood)."""
 
+FEWEST_PIECES = 4
+"""Pieces that a chain is cut into, if it can be, whatever crosses."""
+
 MORE_BYTES = 1.75
 """Below 2, so that a residual block with one inner value is not cut."""
 
@@ -60,8 +63,8 @@ class Weights:
       alone: heavy equations with a cut on either side: scans over layers.
       marks: markers of the user; the cut goes before them.
       crosses: whether an equation's results count where they cross a cut.
-      together: (first, last) numbers of heavy equations between which no cut may go: what
-        `jax.checkpoint` recomputes in one.
+      inside: per equation, whether a cut before it would part what `jax.checkpoint` recomputes
+        together.
     """
 
     heavy: Mapping[int, float]
@@ -69,11 +72,7 @@ class Weights:
     alone: Set[int]
     marks: Set[int]
     crosses: Callable[[int], bool]
-    together: tuple[tuple[int, int], ...] = ()
-
-    def may_part(self, left: int, right: int) -> bool:
-        """A cut may go between two consecutive heavy equations."""
-        return not any(first <= left and right <= last for first, last in self.together)
+    inside: Sequence[bool]
 
 
 def cut_chain(flow: Dataflow, chain: Sequence[int], weights: Weights) -> list[Piece]:
@@ -163,7 +162,7 @@ def _kept(
         left, right = chain[heavies[g]], chain[heavies[g + 1]]
         if left in weights.lookups and right in weights.lookups:
             continue  # the lookups of one embedding
-        if not weights.may_part(left, right):
+        if weights.inside[chain[position]]:
             continue
         sizes = active[g].values()
         single = sum(size >= SIGNIFICANT * max(sizes) for size in sizes) == 1
@@ -182,9 +181,13 @@ def _cut_large(
     weights: Weights,
     kept: set[int],
 ) -> None:
-    """Add to `kept` the best inner gap of every piece that takes a large share of the time."""
+    """Add to `kept` the best inner gap of every piece that takes a large share of the time.
+
+    Small models are cut further still: four layers let them run on several devices at all.
+    """
     times = [weights.heavy[chain[p]] for p in heavies]
     large = LARGE_SHARE * sum(times)
+    may_cut = [not weights.inside[chain[p]] for p in gaps]
     open_pieces = [(0, len(heavies))]  # heavy equations start..end-1, cut at kept gaps
     while open_pieces:
         start, end = open_pieces.pop()
@@ -194,18 +197,17 @@ def _cut_large(
             borders = [bytes_at[gaps[g]] for g in (start - 1, end - 1) if 0 <= g < len(gaps)]
             allowed = MORE_BYTES * max(borders, default=0.0)
             cut = min(
-                (
-                    g
-                    for g in inner
-                    if bytes_at[gaps[g]] <= allowed
-                    and weights.may_part(chain[heavies[g]], chain[heavies[g + 1]])
-                ),
+                (g for g in inner if bytes_at[gaps[g]] <= allowed and may_cut[g]),
                 key=lambda g: (bytes_at[gaps[g]], g),
                 default=None,
             )
         if cut is not None:
             kept.add(gaps[cut])
             open_pieces += [(start, cut + 1), (cut + 1, end)]
+    others = sorted((bytes_at[p], p) for p, may in zip(gaps, may_cut, strict=True) if may)
+    for _, position in others:
+        if len(kept) + 1 < FEWEST_PIECES and not weights.alone:
+            kept.add(position)
 
 
 def _gaps_shortly_before(

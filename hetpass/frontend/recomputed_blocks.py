@@ -1,52 +1,71 @@
-"""What `jax.checkpoint` recomputes in one piece must stay in one layer.
+"""What `jax.checkpoint` recomputes in one piece should stay in one layer.
 
 The backward pass of a checkpointed block first runs its forward equations again, then transposes
 them. Backward values travel down only, so the recomputed end of the block would be on a layer no
 higher than its beginning: a cut inside the block would make one layer recompute all of it, with
-copies of the other's parameters.
+copies of the other's parameters or residuals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hetpass._jax import Atom, Literal, Var
 from hetpass.frontend.dataflow import Dataflow
-from hetpass.frontend.structure import Key, equation_key
+from hetpass.frontend.structure import Key, equation_key, literal_key
 
 
 def recomputed_blocks(
-    flow: Dataflow,
-    heavy: Sequence[int],
-    recomputed: Sequence[bool],
-    roots: Sequence[frozenset[object]],
-) -> tuple[tuple[int, int], ...]:
-    """(first, last) heavy forward equations that are recomputed one from the other.
+    flow: Dataflow, backward: Sequence[bool], recomputed: Sequence[bool], free: Sequence[bool]
+) -> list[bool]:
+    """Per equation, whether a cut before it would part what is recomputed together.
 
-    A recomputed equation is known by what it does and the parameters that it reads.
+    A recomputed equation stands for the forward one that does the same on the same values. One
+    that needs only inputs joins nothing: it may be computed anywhere.
 
     Args:
-      heavy: forward equations, in program order.
-      recomputed: one per equation.
-      roots: per equation the parameters that it reads.
+      backward, recomputed: one per equation; what is recomputed is backward.
+      free: one per equation: depends on inputs only.
     """
-    twins: dict[Key, int] = {}
-    for number in heavy:
-        if roots[number]:
-            twins.setdefault((equation_key(flow.eqns[number]), roots[number]), number)
-    earliest: dict[int, int] = {}  # recomputed equation -> first heavy one it is recomputed from
-    blocks = []
+    inside = [False] * len(flow.eqns)
+    if not any(recomputed):
+        return inside
+    twins = _forward_twins(flow, backward, recomputed)
+    earliest: dict[int, int] = {}  # recomputed equation -> first forward one it starts from
+    change = [0] * (len(flow.eqns) + 1)
     for number, operands in enumerate(flow.operands):
-        if not recomputed[number]:
+        twin = twins.get(number)
+        if twin is None or free[twin]:
             continue
-        before = [earliest[o] for o in operands if o in earliest]
-        twin = None
-        if roots[number]:
-            twin = twins.get((equation_key(flow.eqns[number]), roots[number]))
-        if twin is not None:
-            inside = [b for b in before if b < twin]
-            if inside:
-                blocks.append((min(inside), twin))
-            before.append(twin)
-        if before:
-            earliest[number] = min(before)
-    return tuple(blocks)
+        first = min([twin, *(earliest[o] for o in operands if o in earliest)])
+        earliest[number] = first
+        change[first + 1] += 1
+        change[twin + 1] -= 1
+    depth = 0
+    for number in range(len(flow.eqns)):
+        depth += change[number]
+        inside[number] = depth > 0
+    return inside
+
+
+def _forward_twins(
+    flow: Dataflow, backward: Sequence[bool], recomputed: Sequence[bool]
+) -> dict[int, int]:
+    """Recomputed equation -> the forward equation that computes the same."""
+    same: dict[Var, Var] = {}
+    seen: dict[Key, int] = {}
+    twins: dict[int, int] = {}
+
+    def atom_key(atom: Atom) -> Key:
+        return literal_key(atom) if isinstance(atom, Literal) else same.get(atom, atom)
+
+    for number, eqn in enumerate(flow.eqns):
+        if backward[number] and not recomputed[number]:
+            continue
+        key = equation_key(eqn), tuple(atom_key(a) for a in eqn.invars)
+        if not backward[number]:
+            seen.setdefault(key, number)
+        elif key in seen:
+            twins[number] = seen[key]
+            same.update(zip(eqn.outvars, flow.eqns[seen[key]].outvars, strict=True))
+    return twins

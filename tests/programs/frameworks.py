@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -40,17 +41,20 @@ SMALL = GPTConfig(hidden=DIM, layers=3, heads=2, vocab=VOCAB, seq=SEQ)
 
 def _gpt(library: str, **shape: Any) -> Program:
     config = dataclasses.replace(SMALL, **shape)
-    optimizer = optax.sgd(0.1)
+
+    @functools.cache  # one module, so that the structures of all states are equal
+    def step_and_create() -> tuple[Any, Any]:
+        optimizer = optax.sgd(0.1)
+        if library == "linen":
+            return gpt_linen.train_step, gpt_linen.make_create_state(config, optimizer)
+        step = gpt_nnx.make_train_step(config, optimizer)
+        return step, gpt_nnx.make_create_state(config, optimizer)
 
     def make() -> Run:
         batch = tokens(np.random.default_rng(120))
         del batch["mask"]
-        key = jax.random.key(0)
-        if library == "linen":
-            create = gpt_linen.make_create_state(config, optimizer)
-            return Run(gpt_linen.train_step, (create(key), batch))
-        step = gpt_nnx.make_train_step(config, optimizer)
-        return Run(step, (gpt_nnx.make_create_state(config, optimizer)(key), batch))
+        step, create = step_and_create()
+        return Run(step, (create(jax.random.key(0)), batch))
 
     name = "_".join([library, "gpt", *(f"{k}_{v}" for k, v in shape.items())])
     # The bias of the keys moves all scores of a query alike: its gradient is zero, and is part of

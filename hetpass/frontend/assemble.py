@@ -198,7 +198,7 @@ def assemble(
         outvars.append(region.variable(var))
         if val.factors:
             renamed[var] = target
-            scale = _scale(eqns[phases.producer[var]], target, val.factors, var)
+            scale = scaled(eqns[phases.producer[var]], target, val.factors, var)
             epilogue += [(phases.producer[var], 0, e) for e in scale]
     epilogue.sort(key=lambda item: item[:2])
     return StepProgram(
@@ -251,10 +251,18 @@ def accumulator_dtype(dtype: Any, at_least: str | None = None) -> Any:
     return jnp.promote_types(dtype, jnp.dtype(at_least or "float32"))
 
 
-def _scale(eqn: JaxprEqn, source: Var, factors: Sequence[Var], result: Var) -> list[JaxprEqn]:
-    """Equations for `result = source * product of factors`."""
+def scaled(
+    eqn: JaxprEqn, source: Var, by: Sequence[Var] | float, result: Var
+) -> list[JaxprEqn]:
+    """Equations for `result = source * by`: a number, or the product of scalar variables.
+
+    They count as the source of `eqn`.
+    """
+    factors = [] if isinstance(by, float) else list(by)
 
     def multiply(value: Any, *scalars: Any) -> Any:
+        if isinstance(by, float):
+            return value * jnp.asarray(by, value.dtype)
         for scalar in scalars:
             value = value * jnp.reshape(scalar, ()).astype(value.dtype)
         return value
@@ -272,4 +280,3 @@ def _scale(eqn: JaxprEqn, source: Var, factors: Sequence[Var], result: Var) -> l
         new = _jax.make_eqn(inner, reads, [env[v] for v in inner.outvars])
         made.append(new.replace(source_info=eqn.source_info))
     return made
-

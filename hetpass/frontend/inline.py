@@ -131,7 +131,7 @@ class _Flattener:
 def _fresh_nested(param: Any) -> Any:
     if _jax.is_jaxpr(param):
         return _fresh(param)
-    if isinstance(param, tuple) and param and all(_jax.is_jaxpr(p) for p in param):
+    if type(param) is tuple and param and all(_jax.is_jaxpr(p) for p in param):
         return tuple(_fresh(p) for p in param)
     return param
 

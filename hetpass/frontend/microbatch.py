@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hetpass import _jax
 from hetpass.errors import SplitError
 from hetpass.frontend import assemble
+from hetpass.frontend.per_microbatch import per_microbatch
 from hetpass.frontend.phases import Phases, walk
 from hetpass.frontend.probes import Probes, compare
 from hetpass.frontend.unsplit import unsplit
@@ -62,6 +63,8 @@ def split(
             )
         return unsplit(traced, Probes())
     probes = compare([traced.jaxpr, *traced.probes])
+    if options.per_microbatch and num_microbatches > 1:
+        return per_microbatch(traced, probes, num_microbatches)
     phases = walk(traced, probes)
     live = assemble.liveness(phases)
     heavy = assemble.heavy_late(phases, live, HEAVY_SHARE)
@@ -120,6 +123,8 @@ def _refusal(
         ],
         ways_out=[
             "num_microbatches=1 (the step still runs in stages)",
+            'hp.Options(batch_statistics="per_microbatch") or routing="per_microbatch": every '
+            "microbatch for itself, which is another result",
             "rewrite the line so that every example is treated alike "
             "(layer norm for batch norm, a loss per example)",
         ],

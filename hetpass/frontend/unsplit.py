@@ -6,6 +6,9 @@ the epilogue is the rest. Used where the step mixes examples, or cannot be trace
 
 from __future__ import annotations
 
+from collections.abc import Set
+from dataclasses import dataclass
+
 from hetpass import _jax
 from hetpass._jax import JaxprEqn, Var
 from hetpass.analysis.flops import equation_flops
@@ -24,22 +27,10 @@ def unsplit(traced: Traced, probes: Probes) -> StepProgram:
     """
     del probes
     jaxpr = traced.jaxpr
-    region = _region_indices(traced)
-    chosen = set(region)
-    made = {v for i in region for v in jaxpr.eqns[i].outvars}
-    reads = dict.fromkeys(
-        a for i in region for a in jaxpr.eqns[i].invars if isinstance(a, Var) and a not in made
-    )
-    before = _ancestors(jaxpr.eqns, list(reads))
-    after = [i for i in range(len(jaxpr.eqns)) if i not in chosen and i not in before]
-    needed = dict.fromkeys(
-        a
-        for atoms in (*(jaxpr.eqns[i].invars for i in after), jaxpr.outvars)
-        for a in atoms
-        if isinstance(a, Var) and a in made
-    )
-    twins: dict[Var, Var] = {v: _jax.make_var(v.aval) for v in (*reads, *made)}
-    inputs: list[RegionInput] = [WholeInput(v) for v in reads]
+    part = heavy_part(traced)
+    made = [v for i in part.region for v in jaxpr.eqns[i].outvars]
+    twins: dict[Var, Var] = {v: _jax.make_var(v.aval) for v in (*part.reads, *made)}
+    inputs: list[RegionInput] = [WholeInput(v) for v in part.reads]
     kinds: dict[Var, Kind] = {twin: Whole() for twin in twins.values()}
     body = [
         _jax.make_eqn(
@@ -47,19 +38,64 @@ def unsplit(traced: Traced, probes: Probes) -> StepProgram:
             [twins[a] if isinstance(a, Var) else a for a in e.invars],
             [twins[v] for v in e.outvars],
         )
-        for e in (jaxpr.eqns[i] for i in region)
+        for e in (jaxpr.eqns[i] for i in part.region)
     ]
     return StepProgram(
         traced=traced,
         num_microbatches=1,
-        prologue=tuple(jaxpr.eqns[i] for i in sorted(before)),
-        region=_jax.make_jaxpr_value([twins[v] for v in reads], [twins[v] for v in needed], body),
+        prologue=tuple(jaxpr.eqns[i] for i in part.before),
+        region=_jax.make_jaxpr_value(
+            [twins[v] for v in part.reads], [twins[v] for v in part.results], body
+        ),
         region_inputs=tuple(inputs),
-        region_outputs=tuple(_kept(v) for v in needed),
+        region_outputs=tuple(_kept(v) for v in part.results),
         kinds=kinds,
-        origin=tuple(region),
-        epilogue=tuple(jaxpr.eqns[i] for i in after),
+        origin=part.region,
+        epilogue=tuple(jaxpr.eqns[i] for i in part.after),
         outvars=tuple(jaxpr.outvars),
+    )
+
+
+@dataclass(frozen=True)
+class HeavyPart:
+    """A step cut by weight alone.
+
+    Attributes:
+      before, region, after: indices of equations, in program order.
+      reads: what the region reads of the inputs and of `before`.
+      results: what `after` and the caller read of the region.
+    """
+
+    before: tuple[int, ...]
+    region: tuple[int, ...]
+    after: tuple[int, ...]
+    reads: tuple[Var, ...]
+    results: tuple[Var, ...]
+
+
+def heavy_part(traced: Traced, of_slice: Set[int] = frozenset()) -> HeavyPart:
+    """What depends on the batch and leads to a heavy or a backward equation is the region.
+
+    Args:
+      of_slice: equations that depend on the batch without reading it (on its size).
+    """
+    jaxpr = traced.jaxpr
+    region = _region_indices(traced, of_slice)
+    chosen = set(region)
+    made = {v for i in region for v in jaxpr.eqns[i].outvars}
+    reads = dict.fromkeys(
+        a for i in region for a in jaxpr.eqns[i].invars if isinstance(a, Var) and a not in made
+    )
+    before = _ancestors(jaxpr.eqns, list(reads))
+    after = [i for i in range(len(jaxpr.eqns)) if i not in chosen and i not in before]
+    results = dict.fromkeys(
+        a
+        for atoms in (*(jaxpr.eqns[i].invars for i in after), jaxpr.outvars)
+        for a in atoms
+        if isinstance(a, Var) and a in made
+    )
+    return HeavyPart(
+        tuple(sorted(before)), tuple(region), tuple(after), tuple(reads), tuple(results)
     )
 
 
@@ -69,7 +105,7 @@ def _kept(var: Var) -> Accumulated:
     return Accumulated(var, "or" if dtype == bool else "max", dtype)
 
 
-def _region_indices(traced: Traced) -> list[int]:
+def _region_indices(traced: Traced, of_slice: Set[int]) -> list[int]:
     jaxpr = traced.jaxpr
     tainted = {
         v
@@ -77,8 +113,9 @@ def _region_indices(traced: Traced) -> list[int]:
         if leaf.batch_dim is not None or traced.batch_size is None
     }
     dependent = []
-    for eqn in jaxpr.eqns:
-        depends = not eqn.effects and any(a in tainted for a in eqn.invars if isinstance(a, Var))
+    for index, eqn in enumerate(jaxpr.eqns):
+        reads_batch = any(a in tainted for a in eqn.invars if isinstance(a, Var))
+        depends = not eqn.effects and (reads_batch or index in of_slice)
         dependent.append(depends)
         if depends:
             tainted.update(eqn.outvars)

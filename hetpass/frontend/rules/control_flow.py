@@ -100,7 +100,7 @@ def _map_examples(
     if any(v.along_batch or is_partial(v) or v.factors for v in consts):
         raise Mixes(eqn, "lets one example read the whole batch")
     _require_per_example(eqn, body, ctx)
-    ctx.nested.update((v, WHOLE) for v in _all_vars(body))
+    ctx.nested.update((v, WHOLE) for v in all_variables(body))
     sums = [_carried(eqn, body, len(consts) + i, i, v) for i, v in enumerate(carry)]
     return [*sums, *(Val(Batched(0, 1)) for _ in eqn.outvars[len(carry) :])]
 
@@ -131,19 +131,20 @@ def _carried(eqn: JaxprEqn, body: Jaxpr, position: int, index: int, start: Val) 
 
 def _require_per_example(eqn: JaxprEqn, body: Jaxpr, ctx: Context) -> None:
     """One example at a time, nothing inside may have the size of the batch."""
-    for var in _all_vars(body):
+    for var in all_variables(body):
         if ctx.grows(var):
             raise Mixes(eqn, "lets one example read the whole batch")
 
 
-def _all_vars(jaxpr: Jaxpr) -> list[Var]:
+def all_variables(jaxpr: Jaxpr) -> list[Var]:
+    """The variables of a jaxpr and of those inside it."""
     found = [*jaxpr.constvars, *jaxpr.invars]
     for inner in jaxpr.eqns:
         found += inner.outvars
         for param in inner.params.values():
             for nested in param if isinstance(param, tuple) else (param,):
                 if _jax.is_jaxpr(nested):
-                    found += _all_vars(_jax.open_jaxpr(nested)[0])
+                    found += all_variables(_jax.open_jaxpr(nested)[0])
     return [v for v in found if isinstance(v, Var)]
 
 

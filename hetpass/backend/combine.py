@@ -39,6 +39,7 @@ _PAIRWISE: dict[str, Callable[[Any, Any], Any]] = {
     "min": jax.lax.min,
     "or": jax.lax.bitwise_or,
     "and": jax.lax.bitwise_and,
+    "same": lambda left, right: right,
 }
 
 
@@ -51,6 +52,8 @@ def pairwise(op: CombineOp, left: Any, right: Any) -> Any:
 
 def reduce_leading(op: CombineOp, value: Any) -> Any:
     """[D, ...] -> [...], combined by `op`."""
+    if op == "same":
+        return value[0]
     start = identity(op, value.dtype)
     if value.dtype == np.bool_:
         op = {"sum": "or", "prod": "and"}.get(op, op)  # type: ignore[assignment]
@@ -59,5 +62,7 @@ def reduce_leading(op: CombineOp, value: Any) -> Any:
 
 def only_first(op: CombineOp, value: Any, parts: int) -> Any:
     """[...] -> [parts, ...]: the value, then identities, so that reducing gives the value back."""
+    if op == "same":
+        return jnp.broadcast_to(value[None], (parts, *value.shape))
     rest = jnp.full((parts - 1, *value.shape), identity(op, value.dtype), value.dtype)
     return jnp.concatenate([value[None], rest])

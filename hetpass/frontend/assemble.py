@@ -240,8 +240,7 @@ def _output(target: Var, val: Val, accumulate_dtype: str | None) -> RegionOutput
     dtype = target.aval.dtype
     if isinstance(kind, Partial):
         return Accumulated(target, kind.op, accumulator_dtype(dtype, accumulate_dtype))
-    # The same value in every microbatch: the largest of equal values is the value.
-    return Accumulated(target, "or" if dtype == bool else "max", dtype)
+    return Accumulated(target, "same", dtype)
 
 
 def accumulator_dtype(dtype: Any, at_least: str | None = None) -> Any:

@@ -59,6 +59,7 @@ class Phases:
       reasons: equation index -> why it is late.
       early_reads: equation index -> operands that the region takes from the value before the
         region, whatever their phase.
+      mixed: full-batch values from before the region that hold no example of their own, and why.
       flops: by equation index, at the full batch.
     """
 
@@ -70,6 +71,7 @@ class Phases:
     ones: dict[int, tuple[int, ...]] = field(default_factory=dict)
     reasons: dict[int, Mixes] = field(default_factory=dict)
     early_reads: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    mixed: dict[Var, Mixes] = field(default_factory=dict)
     flops: list[float] = field(default_factory=list)
     producer: dict[Var, int] = field(default_factory=dict)
     early_cost: dict[Var, float] = field(default_factory=dict)
@@ -104,7 +106,8 @@ def full_view(var: Var, context: Context, dim: int | None = None) -> Val | None:
         return None
     growth = context.growth_of(var)
     shape = var.aval.shape
-    if growth is None or growth[dims[0]] != shape[dims[0]]:
+    size = shape[dims[0]]
+    if growth is None or growth[dims[0]] != size or size % context.batch_size:
         return None
     return Val(Batched(dims[0], 1))
 
@@ -148,7 +151,9 @@ def _place(phases: Phases, index: int, eqn: JaxprEqn, budget: float) -> None:
     if floor <= budget and _affordable(phases, eqn, budget):
         full = [full_view(v, phases.context) for v in eqn.outvars]
         _record(phases, index, eqn, "early", full, floor)
-        phases.reasons.pop(index, None)
+        reason = phases.reasons.pop(index, None) or _mixed_operand(phases, eqn)
+        if reason is not None:
+            phases.mixed.update((v, reason) for v in eqn.outvars if phases.info[v].val is None)
         return
     if all(i.phase != "late" for i in infos):
         phases.reasons.setdefault(index, Mixes(eqn, "needs the full sum over the batch"))
@@ -306,8 +311,17 @@ def _affordable(phases: Phases, eqn: JaxprEqn, budget: float) -> bool:
     return own + sum(_cost(phases, a) for a in operands) <= budget
 
 
+def _mixed_operand(phases: Phases, eqn: JaxprEqn) -> Mixes | None:
+    reasons = (phases.mixed.get(a) for a in eqn.invars if isinstance(a, Var))
+    return next((r for r in reasons if r is not None), None)
+
+
 def _inherit_reason(phases: Phases, index: int, eqn: JaxprEqn) -> None:
-    """An equation is late because of the first late operand's reason, if it has one."""
+    """An equation is late for the reason of the first operand that has one."""
+    mixed = _mixed_operand(phases, eqn)
+    if mixed is not None:
+        phases.reasons[index] = mixed
+        return
     for atom in eqn.invars:
         if isinstance(atom, Var) and phases.info[atom].phase == "late":
             source = phases.producer[atom]

@@ -48,7 +48,7 @@ def unsplit(traced: Traced, probes: Probes) -> StepProgram:
             [twins[v] for v in part.reads], [twins[v] for v in part.results], body
         ),
         region_inputs=tuple(inputs),
-        region_outputs=tuple(_kept(v) for v in part.results),
+        region_outputs=tuple(Accumulated(v, "same", v.aval.dtype) for v in part.results),
         kinds=kinds,
         origin=part.region,
         epilogue=tuple(jaxpr.eqns[i] for i in part.after),
@@ -97,12 +97,6 @@ def heavy_part(traced: Traced, of_slice: Set[int] = frozenset()) -> HeavyPart:
     return HeavyPart(
         tuple(sorted(before)), tuple(region), tuple(after), tuple(reads), tuple(results)
     )
-
-
-def _kept(var: Var) -> Accumulated:
-    """One microbatch: the largest of one value is the value."""
-    dtype = var.aval.dtype
-    return Accumulated(var, "or" if dtype == bool else "max", dtype)
 
 
 def _region_indices(traced: Traced, of_slice: Set[int]) -> list[int]:

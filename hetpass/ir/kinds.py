@@ -19,7 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-CombineOp = Literal["sum", "max", "min", "prod", "or", "and"]
+CombineOp = Literal["sum", "max", "min", "prod", "or", "and", "same"]
+"""How microbatches' values make one. "same": they are equal, and any of them will do."""
 
 
 @dataclass(frozen=True)

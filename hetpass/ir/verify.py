@@ -189,13 +189,14 @@ def _parts(value: StepProgram, part: ShapedArray, full: ShapedArray, kind: Batch
 def _region_output(value: StepProgram, var: Var, output: RegionOutput) -> None:
     kind, target = value.kinds[var], output.target.aval
     if isinstance(output, Accumulated):
-        # One microbatch is the whole batch; equal values have themselves as their maximum.
-        equal = isinstance(kind, Whole) and output.op in ("max", "min", "or", "and")
+        equal = isinstance(kind, (Whole, Zero)) and output.op == "same"
         if not (value.num_microbatches == 1 or equal or kind in (Partial(output.op), Zero())):
             _fail(value, f"a result that is {kind} is combined by {output.op}")
         if not same_array(var.aval, target):
             _fail(value, f"{aval_text(var.aval)} adds up to {aval_text(target)}")
-        if not wide_enough(np.dtype(output.dtype), np.dtype(var.aval.dtype)):
+        if output.op != "same" and not wide_enough(
+            np.dtype(output.dtype), np.dtype(var.aval.dtype)
+        ):
             _fail(value, f"{aval_text(var.aval)} is accumulated in {output.dtype}")
     else:
         if not isinstance(kind, Batched) and value.num_microbatches > 1:

@@ -19,7 +19,7 @@ _RULES: dict[str, Rule] = {
 
 _KEEPS_ZERO = frozenset(
     "broadcast_in_dim reshape transpose squeeze slice copy neg convert_element_type reduce_sum "
-    "concatenate add add_any pad select_n name".split()
+    "concatenate stack add add_any pad select_n name".split()
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hetpass import _jax
 from hetpass._jax import Jaxpr, JaxprEqn, Literal, Var
+from hetpass.frontend.probes import NESTED_PARAMS
 from hetpass.frontend.rules.values import (
     WHOLE,
     Context,
@@ -141,7 +142,8 @@ def all_variables(jaxpr: Jaxpr) -> list[Var]:
     found = [*jaxpr.constvars, *jaxpr.invars]
     for inner in jaxpr.eqns:
         found += inner.outvars
-        for param in inner.params.values():
+        for name in NESTED_PARAMS & set(inner.params):
+            param = inner.params[name]
             for nested in param if isinstance(param, tuple) else (param,):
                 if _jax.is_jaxpr(nested):
                     found += all_variables(_jax.open_jaxpr(nested)[0])

@@ -45,6 +45,8 @@ JOINTLY_LINEAR: dict[str, tuple[int, ...]] = {
     "split": (0,),
     "rev": (0,),
     "concatenate": (_ALL,),
+    "stack": (_ALL,),
+    "unstack": (0,),
     "pad": (0, 1),
     "gather": (0,),
     "dynamic_slice": (0,),
@@ -67,7 +69,7 @@ LINEAR_IN_EACH: dict[str, tuple[int, ...]] = {
 
 _MOVES = frozenset(
     "copy copy_p name stop_gradient hetpass_stage_boundary reshape transpose broadcast_in_dim squeeze "
-    "expand_dims slice split rev gather dynamic_slice concatenate convert_element_type".split()
+    "expand_dims slice split unstack rev gather dynamic_slice concatenate convert_element_type".split()
 )
 """Primitives that only move numbers: they commute with max, min, or, and."""
 

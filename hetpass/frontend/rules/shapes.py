@@ -45,14 +45,15 @@ def reshape(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
     val = vals[0]
     if not val.along_batch:
         return [val]
-    if eqn.params.get("dimensions") is not None:
-        raise Mixes(eqn, "transposes while it reshapes")
     source, target = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    old = val.kind.dim
+    order = eqn.params.get("dimensions")
+    if order is not None:  # a transpose comes first
+        source, old = tuple(source[d] for d in order), tuple(order).index(old)
     dims = ctx.batch_dims(eqn.outvars[0])
     if dims is None or len(dims) != 1:
         raise Mixes(eqn, "makes two dimensions that grow with the batch")
     (new,) = dims
-    old = val.kind.dim
     before, ahead = math.prod(source[:old]), math.prod(target[:new])
     outer = _outer(val)
     if outer is None:
@@ -103,6 +104,26 @@ def concatenate(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
     single = axis == rank - 1 and all(a.aval.shape[-1] == 1 for a in eqn.invars)
     zero = 0 if all(v.zero for v in vals) else None
     return [Val(kind, const=zero, columns=tuple(vals) if single else None)]
+
+
+def stack(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
+    """Joined along a new dimension."""
+    del ctx
+    kind = join_batched(eqn, vals)
+    assert kind is not None
+    zero = 0 if all(v.zero for v in vals) else None
+    return [Val(Batched(kind.dim + (eqn.params["axis"] <= kind.dim), kind.outer), const=zero)]
+
+
+def unstack(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
+    """The slices along one dimension, without it."""
+    del ctx
+    val = vals[0]
+    axis = eqn.params["axis"]
+    if val.kind.dim == axis:
+        raise Mixes(eqn, "takes the examples apart")
+    moved = _moved(val, val.kind.dim - (axis < val.kind.dim), _outer(val))
+    return [moved for _ in eqn.outvars]
 
 
 def slice_(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
@@ -173,6 +194,8 @@ RULES: dict[str, Rule] = {
     "transpose": transpose,
     "squeeze": squeeze,
     "concatenate": concatenate,
+    "stack": stack,
+    "unstack": unstack,
     "slice": slice_,
     "split": split,
     "dynamic_slice": dynamic_slice,

@@ -171,6 +171,14 @@ def with_weak_type(value: Any, weak: bool) -> Any:
     )
 
 
+def zero_keys(shape: Sequence[int], dtype: Any) -> jax.Array:
+    """PRNG keys of zero bits. (`_impl` of the key type is private in 0.10 to 0.12; `key_impl`
+    takes keys only.)"""
+    keys = jax.ShapeDtypeStruct(tuple(shape), dtype)
+    data = jax.eval_shape(jax.random.key_data, keys)
+    return jax.random.wrap_key_data(jax.numpy.zeros(data.shape, data.dtype), impl=dtype._impl)
+
+
 def shard_arrays(array: jax.Array) -> list[jax.Array]:
     """The single-device arrays of an addressable array, in the order of its device assignment.
 

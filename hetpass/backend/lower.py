@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
 from hetpass._jax import Literal as LiteralAtom
-from hetpass._jax import ShapedArray, make_jaxpr_value, make_var, with_weak_type
+from hetpass._jax import ShapedArray, make_jaxpr_value, make_var, with_weak_type, zero_keys
 from hetpass.backend.combine import identity, only_first, pairwise, reduce_leading
 from hetpass.backend.layout import batch_layout, join_batch, split_batch
 from hetpass.backend.shard import data_parts, stored_aval
 from hetpass.backend.split import DataSplit, evaluate
-from hetpass.ir.kinds import Kind, Partial, Whole
+from hetpass.ir.kinds import Kind, Partial, Whole, Zero
 from hetpass.ir.plan import Replica
 from hetpass.ir.program import (
     Accumulate,
@@ -195,10 +195,8 @@ class _Lowering:
 
     def _identity(self, slot: Slot) -> Any:
         aval = stored_aval(slot, self.replica, self.staged.num_microbatches)
-        if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
-            like = jax.eval_shape(jax.random.key_data, aval)
-            impl = jax.random.key_impl(aval)  # type: ignore[arg-type]
-            return jax.random.wrap_key_data(jnp.zeros(like.shape, like.dtype), impl=impl)
+        if _is_extended(aval):
+            return zero_keys(aval.shape, aval.dtype)
         op = slot.kind.op if isinstance(slot.kind, Partial) else "sum"
         return jnp.full(aval.shape, identity(op, aval.dtype), aval.dtype)
 
@@ -230,6 +228,8 @@ class _Lowering:
         if isinstance(source, ReadJoined):
             return join_batch(value, *_layout(slot))
         if isinstance(slot.kind, Partial) and number is None:
+            if _is_extended(slot.aval):
+                return value[0] if data_parts(self.replica) > 1 else value
             if data_parts(self.replica) > 1:
                 value = reduce_leading(slot.kind.op, value)
             return value.astype(aval.dtype)
@@ -249,12 +249,28 @@ class _Lowering:
         if isinstance(output, WriteSplit):
             return split_batch(value, *_layout(slot), self.staged.num_microbatches)
         parts = data_parts(self.replica)
+        if isinstance(output, Accumulate) and _stays(slot, kind):
+            stored = stored_aval(slot, self.replica, self.staged.num_microbatches)
+            typed = value if _is_extended(slot.aval) else value.astype(slot.aval.dtype)
+            return jnp.broadcast_to(typed, stored.shape)
         if isinstance(slot.kind, Partial) and parts > 1 and not isinstance(kind, Partial):
             value = only_first(slot.kind.op, value, parts)
         if isinstance(output, Accumulate):
             op = slot.kind.op if isinstance(slot.kind, Partial) else "sum"
             return pairwise(op, held[slot.index], value.astype(slot.aval.dtype))
         return with_weak_type(value, slot.aval.weak_type)
+
+
+def _stays(slot: Slot, kind: Kind | None) -> bool:
+    """A whole value, the same in every microbatch, under an operation that repeats do not change:
+    there is nothing to combine (and PRNG keys cannot be)."""
+    idempotent = isinstance(slot.kind, Partial) and slot.kind.op in ("max", "min", "or", "and", "same")
+    return idempotent and isinstance(kind, (Whole, Zero))
+
+
+def _is_extended(aval: ShapedArray) -> bool:
+    """PRNG keys."""
+    return bool(jnp.issubdtype(aval.dtype, jax.dtypes.extended))
 
 
 def _layout(slot: Slot) -> tuple[int, int]:

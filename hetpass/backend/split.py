@@ -18,10 +18,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from hetpass._jax import DropVar, Jaxpr, JaxprEqn, Literal, Var, bind_equation
+from hetpass._jax import (
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    bind_equation,
+    is_jaxpr,
+    open_jaxpr,
+)
 from hetpass.backend.combine import only_first, reduce_leading
 from hetpass.backend.layout import batch_layout, join_batch, split_batch
-from hetpass.backend.narrow import has_parts, narrowed
+from hetpass.backend.narrow import Part, has_parts, narrowed
 from hetpass.ir.kinds import Kind, Partial
 
 DATA_AXIS = "data"
@@ -138,18 +147,66 @@ def _evaluate_split(
     if makes_partial and any(map(has_parts, operand_roles)) and not indirect:
         part = narrowed(eqn, kinds, split.parts)
         if part is not None:
-            return _in_parts(part, operands, operand_roles, result_roles, split)
+            run = _mapped if _holds_convolution(eqn) else _vectorized
+            return _in_parts(run(part, split), operands, operand_roles, result_roles, split)
     return _at_once(eqn, operands, operand_roles, result_roles, split)
 
 
+Runner = Callable[[Sequence[Any], Sequence[bool]], Sequence[Any]]
+"""From operands, and which of them have a leading D, to results with a leading D."""
+
+
+def _vectorized(part: Part, split: DataSplit) -> Runner:
+    """All parts as one batched operation, which the compiler cuts along D."""
+
+    def run(operands: Sequence[Any], in_parts: Sequence[bool]) -> Sequence[Any]:
+        axes = tuple(0 if cut else None for cut in in_parts)
+        return jax.vmap(lambda *values: tuple(part(*values)), in_axes=axes)(*operands)
+
+    return run
+
+
+def _mapped(part: Part, split: DataSplit) -> Runner:
+    """Each device runs its part as it is.
+
+    For convolutions: batching their two operands makes a grouped convolution, which XLA's
+    partitioner (jaxlib 0.10 to 0.12) gathers, or gets wrong where a part has one example.
+    """
+
+    def run(operands: Sequence[Any], in_parts: Sequence[bool]) -> Sequence[Any]:
+        def one(*values: Any) -> tuple[Any, ...]:
+            mine = [v[0] if cut else v for v, cut in zip(values, in_parts, strict=True)]
+            return tuple(jnp.expand_dims(result, 0) for result in part(*mine))
+
+        along, whole = PartitionSpec(DATA_AXIS), PartitionSpec()
+        return jax.shard_map(
+            one,
+            mesh=split.mesh,
+            in_specs=tuple(along if cut else whole for cut in in_parts),
+            out_specs=along,
+            axis_names={DATA_AXIS},
+            check_vma=False,
+        )(*operands)
+
+    return run
+
+
+def _holds_convolution(eqn: JaxprEqn) -> bool:
+    if eqn.primitive.name == "conv_general_dilated":
+        return True
+    values = (v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,)))
+    jaxprs = (open_jaxpr(value)[0] for value in values if is_jaxpr(value))
+    return any(_holds_convolution(inner) for jaxpr in jaxprs for inner in jaxpr.eqns)
+
+
 def _in_parts(
-    part: Callable[..., list[Any]],
+    run: Runner,
     operands: Sequence[Any],
     operand_roles: Sequence[_Role],
     result_roles: Sequence[_Role],
     split: DataSplit,
 ) -> list[Any]:
-    cut, axes = [], []
+    cut, in_parts = [], []
     for operand, role in zip(operands, operand_roles, strict=True):
         layout = batch_layout(role)
         if layout is not None:
@@ -157,8 +214,8 @@ def _in_parts(
         elif isinstance(role, _Offset):
             operand = split.starts(operand)
         cut.append(operand)
-        axes.append(0 if has_parts(role) or isinstance(role, _Offset) else None)
-    results = jax.vmap(lambda *values: tuple(part(*values)), in_axes=tuple(axes))(*cut)
+        in_parts.append(has_parts(role) or isinstance(role, _Offset))
+    results = run(cut, in_parts)
     return [_merge(r, k, split) for r, k in zip(results, result_roles, strict=True)]
 
 

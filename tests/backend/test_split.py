@@ -270,3 +270,30 @@ def test_each_part_has_its_own_offset(direct):
     assert parts.shape == (D,)
     assert int(parts.sum()) == int(function(x, 16))
     assert (np.asarray(parts[1:]) != 0).all() == direct  # not split: part 0 holds it all
+
+
+@pytest.mark.parametrize("strides", [(1,), (2,)])
+def test_convolution_gradients_with_one_example_per_device(strides):
+    """A grouped convolution would be what batching makes of it: wrong numbers from the compiler."""
+    examples = D
+
+    def convolve(w, x):
+        return jax.lax.conv_general_dilated(x, w, strides, "SAME")
+
+    x, w = normal(examples, 3, 8), normal(5, 3, 3)
+    ct = normal(*convolve(w, x).shape)
+    pulled = jax.make_jaxpr(lambda x, ct: jax.vjp(convolve, w, x)[1](ct)[0])(x, ct)
+    (equation,) = (
+        e
+        for e in pulled.eqns
+        if e.primitive.name == "conv_general_dilated" and set(e.invars) <= set(pulled.jaxpr.invars)
+        and sorted(e.outvars[0].aval.shape) == [3, 3, 5]
+    )
+    lhs, rhs = (x, ct) if equation.invars[0].aval.shape == x.shape else (ct, x)
+
+    def function(lhs, rhs):
+        return equation.primitive.bind(lhs, rhs, **equation.params)
+
+    (result,), found = compiled(function, [Batched(0)] * 2, [Partial()], lhs, rhs)
+    np.testing.assert_allclose(result, function(lhs, rhs), rtol=1e-4, atol=1e-4)
+    assert not found

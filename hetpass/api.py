@@ -1,12 +1,12 @@
 """What a user writes: `het_parallelize`, and the stages `Traced`, `Planned`, `Compiled`.
 
-    step = hp.het_parallelize(train_step, cluster=cluster)
-    state, metrics = step(state, batch)
+step = hp.het_parallelize(train_step, cluster=cluster)
+state, metrics = step(state, batch)
 
-    traced = step.trace(state, batch)      # shapes are enough
-    planned = traced.plan()                # no device is touched
-    compiled = planned.compile()           # XLA executables, one set per mesh group
-    state, metrics = compiled(state, batch)
+traced = step.trace(state, batch)      # shapes are enough
+planned = traced.plan()                # no device is touched
+compiled = planned.compile()           # XLA executables, one set per mesh group
+state, metrics = compiled(state, batch)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -163,7 +163,9 @@ class Traced:
         count = num_microbatches or settings.num_microbatches
         note = ""
         if isinstance(plan, Plan):
-            layered = settings.passes.layers(self.program, plan.num_microbatches, settings.options.split)
+            layered = settings.passes.layers(
+                self.program, plan.num_microbatches, settings.options.split
+            )
         else:
             layered, note = self._layers(count)
             plan = Plan.parse(
@@ -174,9 +176,7 @@ class Traced:
                 schedule="1f1b" if settings.schedule == "auto" else settings.schedule,
             )
             plan = replace(plan, fingerprint=fingerprint(layered))
-        plan.check(
-            self.cluster, layered.num_layers, fingerprint(layered), self.program.batch_size
-        )
+        plan.check(self.cluster, layered.num_layers, fingerprint(layered), self.program.batch_size)
         return Planned(self, layered, plan, (note,) if note else ())
 
     def _layers(self, count: int | Literal["auto"]) -> tuple[ir.Layered, str]:
@@ -350,6 +350,7 @@ class HetParallelized:
 
     def __init__(self, fun: Callable[..., Any], settings: _Settings) -> None:
         functools.update_wrapper(self, fun, updated=())
+        self.__name__ = getattr(fun, "__name__", type(fun).__name__)
         self._fun = fun
         self._settings = settings
         self._compiled: dict[Any, Compiled] = {}
@@ -510,14 +511,6 @@ def _argument_names(fun: Callable[..., Any]) -> tuple[str, ...]:
             break
         names.append(parameter.name)
     return tuple(names)
-
-
-@overload
-def het_parallelize(fun: Callable[..., Any], **settings: Any) -> HetParallelized: ...
-@overload
-def het_parallelize(
-    fun: None = None, **settings: Any
-) -> Callable[[Callable[..., Any]], HetParallelized]: ...
 
 
 def het_parallelize(

@@ -74,15 +74,11 @@ class Passes:
         signature: Signature,
         arg_names: Sequence[str],
     ) -> Traced:
-        return self._run(
-            "trace", lambda: trace(fun, args, kwargs, signature, arg_names=arg_names)
-        )
+        return self._run("trace", lambda: trace(fun, args, kwargs, signature, arg_names=arg_names))
 
     def layers(self, traced: Traced, num_microbatches: int, options: SplitOptions) -> Layered:
         """split, then segment."""
-        program: StepProgram = self._run(
-            "split", lambda: split(traced, num_microbatches, options)
-        )
+        program: StepProgram = self._run("split", lambda: split(traced, num_microbatches, options))
         return self._run("segment", lambda: segment(program))
 
     def layers_for(
@@ -102,9 +98,7 @@ class Passes:
     def plan(self, layered: Layered, cluster: Cluster, schedule: str) -> Plan:
         """The default plan: each group a stage, layers by their FLOPs and the groups' rates."""
         program = layered.program
-        flops = [
-            f + b for f, b in zip(layered.forward_flops, layered.backward_flops, strict=True)
-        ]
+        flops = [f + b for f, b in zip(layered.forward_flops, layered.backward_flops, strict=True)]
         plan = default_plan(
             cluster,
             flops if any(flops) else [1.0] * layered.num_layers,
@@ -147,9 +141,7 @@ class Passes:
           arguments: the flat arguments it will be called with; those that lie on a stage of
             `leader` stay there.
         """
-        stage_of = {
-            frozenset(mesh.devices.flat): stage for stage, mesh in enumerate(leader.meshes)
-        }
+        stage_of = {frozenset(mesh.devices.flat): stage for stage, mesh in enumerate(leader.meshes)}
         homes = {}
         for number, value in enumerate(arguments):
             if isinstance(value, jax.Array):
@@ -191,10 +183,6 @@ def choose_microbatches(traced: Traced, cluster: Cluster) -> int:
     if size is None or not traced.probes or stages == 1:
         return 1
     widest = max(group.num_devices for group in cluster.groups)
-    legal = [
-        m for m in range(1, min(size, _MICROBATCHES_PER_STAGE * stages) + 1) if size % m == 0
-    ]
+    legal = [m for m in range(1, min(size, _MICROBATCHES_PER_STAGE * stages) + 1) if size % m == 0]
     wide = [m for m in legal if size // m >= widest]
     return max(wide or legal)
-
-

@@ -66,9 +66,7 @@ def liveness(phases: Phases) -> Liveness:
         results = [
             v
             for v in full
-            if v in phases.producer
-            and phases.info[v].phase == "region"
-            and v not in available
+            if v in phases.producer and phases.info[v].phase == "region" and v not in available
         ]
         if set(results) <= needed:
             break
@@ -250,9 +248,7 @@ def accumulator_dtype(dtype: Any, at_least: str | None = None) -> Any:
     return jnp.promote_types(dtype, jnp.dtype(at_least or "float32"))
 
 
-def scaled(
-    eqn: JaxprEqn, source: Var, by: Sequence[Var] | float, result: Var
-) -> list[JaxprEqn]:
+def scaled(eqn: JaxprEqn, source: Var, by: Sequence[Var] | float, result: Var) -> list[JaxprEqn]:
     """Equations for `result = source * by`: a number, or the product of scalar variables.
 
     They count as the source of `eqn`.

@@ -145,9 +145,7 @@ def _fresh(closed: Any) -> Any:
     invars = [_jax.make_var(v.aval) for v in jaxpr.invars]
     outvars = flat.run(jaxpr, consts, invars, caller=None, recomputed=False)
     constants = list(flat.constants.values())
-    body = _jax.make_jaxpr_value(
-        invars, outvars, flat.eqns, constvars=[v for v, _ in constants]
-    )
+    body = _jax.make_jaxpr_value(invars, outvars, flat.eqns, constvars=[v for v, _ in constants])
     return _jax.close(body, [value for _, value in constants])
 
 

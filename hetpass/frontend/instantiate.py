@@ -85,9 +85,7 @@ class Region:
         )
         return var.aval.update(shape=shape)
 
-    def equation(
-        self, eqn: JaxprEqn, ones: Sequence[int], early: Sequence[int]
-    ) -> list[JaxprEqn]:
+    def equation(self, eqn: JaxprEqn, ones: Sequence[int], early: Sequence[int]) -> list[JaxprEqn]:
         """The region's equations for one at B.
 
         Operands numbered in `ones` are replaced by 1; those in `early` are read from before the
@@ -101,9 +99,7 @@ class Region:
             elif isinstance(atom, Literal):
                 operands.append(atom)
             else:
-                operands.append(
-                    self.full_variable(atom) if i in early else self.variable(atom)
-                )
+                operands.append(self.full_variable(atom) if i in early else self.variable(atom))
         outvars = [self.variable(v) for v in eqn.outvars]
         offset = self.needs_offset() if self._uses_offset(eqn) else None
         self._rebuild(eqn, operands, outvars, offset, made)
@@ -233,9 +229,7 @@ class Region:
         for name, value in eqn.params.items():
             try:
                 if name in SIZE_PARAMS:
-                    params[name] = at_microbatch(
-                        value, doubled.params[name], self.num_microbatches
-                    )
+                    params[name] = at_microbatch(value, doubled.params[name], self.num_microbatches)
             except (ValueError, TypeError) as error:
                 raise Mixes(eqn, f"has a size that the microbatch cannot have ({error})") from None
         for name in NESTED_PARAMS & set(params):

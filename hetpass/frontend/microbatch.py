@@ -56,9 +56,7 @@ def split(
                 "HP-SPLIT-PROBE",
                 f"{traced.name} cannot be split into {num_microbatches} microbatches: "
                 f"{traced.probe_failure}",
-                details=[f"traced with {traced.batch_size} examples"]
-                if traced.batch_size
-                else [],
+                details=[f"traced with {traced.batch_size} examples"] if traced.batch_size else [],
                 ways_out=_probe_ways_out(traced),
             )
         return unsplit(traced, Probes())

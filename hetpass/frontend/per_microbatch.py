@@ -82,9 +82,7 @@ def per_microbatch(traced: Traced, probes: Probes, num_microbatches: int) -> Ste
     )
 
 
-def _inputs(
-    reads: Sequence[Var], region: Region
-) -> tuple[tuple[RegionInput, ...], list[Var]]:
+def _inputs(reads: Sequence[Var], region: Region) -> tuple[tuple[RegionInput, ...], list[Var]]:
     inputs: list[RegionInput] = []
     for var in reads:
         kind = region.values[var].kind
@@ -187,9 +185,7 @@ class _Slices:
         if self._grows(var):
             kind = self.value(var).kind
             if not isinstance(kind, Batched):
-                index = next(
-                    i for i, e in enumerate(self.traced.jaxpr.eqns) if var in e.outvars
-                )
+                index = next(i for i, e in enumerate(self.traced.jaxpr.eqns) if var in e.outvars)
                 raise self._refusal(
                     self.traced.jaxpr.eqns[index],
                     "gives a result for the whole batch that slices cannot make up",
@@ -216,4 +212,3 @@ def _same(a: Any, b: Any) -> bool:
     left, right = np.asarray(a), np.asarray(b)
     both_nan = left.dtype.kind == "f" and bool(np.all(np.isnan(left) & np.isnan(right)))
     return both_nan or bool(np.array_equal(left, right))
-

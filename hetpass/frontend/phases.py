@@ -8,11 +8,10 @@ late     full-batch values that need a result of the region
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-import math
 
 import jax.numpy as jnp
 
@@ -163,9 +162,7 @@ def _place(phases: Phases, index: int, eqn: JaxprEqn, budget: float) -> None:
 
 def _place_effect(phases: Phases, index: int, eqn: JaxprEqn, infos: Sequence[Info]) -> None:
     """A callback runs once per step, on full values; on values of the batch it is refused."""
-    on_batch = [
-        a for a, i in zip(eqn.invars, infos, strict=True) if phases.context.grows(a)
-    ]
+    on_batch = [a for a, i in zip(eqn.invars, infos, strict=True) if phases.context.grows(a)]
     if on_batch and phases.traced.batch_size is not None:
         phases.reasons[index] = Mixes(eqn, "is a callback that takes values of the batch")
     early = all(i.phase == "early" for i in infos)
@@ -206,9 +203,7 @@ class _Found:
     ones: tuple[int, ...] = ()
 
 
-def _as_it_is(
-    phases: Phases, eqn: JaxprEqn, infos: Sequence[Info], budget: float
-) -> _Found | None:
+def _as_it_is(phases: Phases, eqn: JaxprEqn, infos: Sequence[Info], budget: float) -> _Found | None:
     del budget
     operands = [i.val for i in infos if i.val is not None]
     if len(operands) < len(infos):
@@ -328,5 +323,3 @@ def _inherit_reason(phases: Phases, index: int, eqn: JaxprEqn) -> None:
             if source in phases.reasons:
                 phases.reasons[index] = phases.reasons[source]
                 return
-
-

@@ -136,8 +136,9 @@ def _leaf(
 ) -> InputLeaf:
     if path[0].idx == 0:  # positional
         argnum: int | None = argnums[path[1].idx]
-        known = argnum is not None and argnum < len(arg_names)
-        text = (arg_names[argnum] if known else f"args[{argnum}]") + _path_text(path[2:])
+        number = argnums[path[1].idx]
+        known = number < len(arg_names)
+        text = (arg_names[number] if known else f"args[{number}]") + _path_text(path[2:])
     else:
         argnum = None
         text = str(path[1].key) + _path_text(path[2:])

@@ -75,8 +75,6 @@ def join(parts: Sequence[Any], kind: Batched) -> Any:
     """The full value from the microbatches' slices."""
     dim, outer = kind.dim, kind.outer or 1
     shape = parts[0].shape
-    opened = [
-        p.reshape(*shape[:dim], outer, shape[dim] // outer, *shape[dim + 1 :]) for p in parts
-    ]
+    opened = [p.reshape(*shape[:dim], outer, shape[dim] // outer, *shape[dim + 1 :]) for p in parts]
     full = (*shape[:dim], shape[dim] * len(parts), *shape[dim + 1 :])
     return jnp.stack(opened, axis=dim + 1).reshape(full)

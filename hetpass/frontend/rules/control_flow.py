@@ -38,7 +38,11 @@ def run_body(jaxpr: Jaxpr, inputs: Sequence[Val], ctx: Context) -> list[Val]:
 
 
 def _fixpoint(
-    eqn: JaxprEqn, jaxpr: Jaxpr, fixed: Sequence[Val], carry: list[Val], xs: Sequence[Val],
+    eqn: JaxprEqn,
+    jaxpr: Jaxpr,
+    fixed: Sequence[Val],
+    carry: list[Val],
+    xs: Sequence[Val],
     ctx: Context,
 ) -> tuple[list[Val], list[Val]]:
     """(carry, other results) once the carry's kinds no longer change.
@@ -90,7 +94,11 @@ def _stacked(val: Val) -> Val:
 
 
 def _map_examples(
-    eqn: JaxprEqn, body: Jaxpr, consts: Sequence[Val], carry: Sequence[Val], xs: Sequence[Val],
+    eqn: JaxprEqn,
+    body: Jaxpr,
+    consts: Sequence[Val],
+    carry: Sequence[Val],
+    xs: Sequence[Val],
     ctx: Context,
 ) -> list[Val]:
     """`lax.map` over the batch: one iteration is one example, and nothing is carried."""
@@ -123,7 +131,8 @@ def _carried(eqn: JaxprEqn, body: Jaxpr, position: int, index: int, start: Val) 
             raise Mixes(eqn, "carries a value from example to example")
         chain.update(inner.outvars)
     uses = [a for inner in body.eqns for a in inner.invars if isinstance(a, Var) and a in chain]
-    others = [a for i, a in enumerate(body.outvars) if i != index and isinstance(a, Var) and a in chain]
+    elsewhere = [a for i, a in enumerate(body.outvars) if i != index and isinstance(a, Var)]
+    others = [a for a in elsewhere if a in chain]
     linear = len(uses) == len(set(uses)) and not others and result in chain and result not in uses
     if not linear or not (start.zero or is_partial(start)):
         raise Mixes(eqn, "carries a value from example to example")

@@ -71,9 +71,7 @@ def gather(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
     if indices.along_batch or not taken_whole or d in numbers.collapsed_slice_dims:
         raise Mixes(eqn, "looks up examples of the batch by index")
     windows = [
-        k
-        for k in range(len(shape))
-        if k not in numbers.collapsed_slice_dims and k not in batching
+        k for k in range(len(shape)) if k not in numbers.collapsed_slice_dims and k not in batching
     ]
     kind = operand.kind
     return [Val(Batched(numbers.offset_dims[windows.index(d)], getattr(kind, "outer", 1)))]

@@ -68,8 +68,9 @@ LINEAR_IN_EACH: dict[str, tuple[int, ...]] = {
 """Primitive -> operands that it is linear in one by one."""
 
 _MOVES = frozenset(
-    "copy copy_p name stop_gradient hetpass_stage_boundary reshape transpose broadcast_in_dim squeeze "
-    "expand_dims slice split unstack rev gather dynamic_slice concatenate convert_element_type".split()
+    "copy copy_p name stop_gradient hetpass_stage_boundary reshape transpose broadcast_in_dim "
+    "squeeze expand_dims slice split unstack rev gather dynamic_slice concatenate "
+    "convert_element_type".split()
 )
 """Primitives that only move numbers: they commute with max, min, or, and."""
 
@@ -150,7 +151,7 @@ def _to_bool(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name != "convert_element_type":
         return False
     target = eqn.outvars[0].aval.dtype
-    return target == bool or jnp.issubdtype(target, jnp.unsignedinteger)
+    return bool(target == jnp.bool_) or jnp.issubdtype(target, jnp.unsignedinteger)
 
 
 def _partial_sum(eqn: JaxprEqn, vals: Sequence[Val], parts: Sequence[int]) -> Partial:

@@ -176,8 +176,11 @@ def pad(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
     if val.along_batch and tuple(eqn.params["padding_config"][val.kind.dim]) != (0, 0, 0):
         raise Mixes(eqn, "pads the batch")
     zero = 0 if val.zero and vals[1].zero else None
-    return [Val(val.kind if not isinstance(val.kind, Position) else Batched(val.kind.dim, 1),
-                const=zero)]
+    return [
+        Val(
+            val.kind if not isinstance(val.kind, Position) else Batched(val.kind.dim, 1), const=zero
+        )
+    ]
 
 
 def rev(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:

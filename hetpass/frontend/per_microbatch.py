@@ -193,7 +193,7 @@ class _Slices:
             return Joined(var, kind), []
         dtype = var.aval.dtype
         if not jnp.issubdtype(dtype, jnp.inexact):
-            return Accumulated(var, "or" if dtype == bool else "sum", dtype), []
+            return Accumulated(var, "or" if dtype == jnp.bool_ else "sum", dtype), []
         total = _jax.make_var(var.aval)
         eqn = next(e for e in self.traced.jaxpr.eqns if var in e.outvars)
         made = scaled(eqn, total, 1.0 / self.num_microbatches, var)

@@ -1,1 +1,1 @@
-"""The rule table: what each primitive does to the kinds of values. Shapes propose, rules dispose."""
+"""The rule table: what each primitive does to kinds. Shapes propose, rules dispose."""

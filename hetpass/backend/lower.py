@@ -264,7 +264,13 @@ class _Lowering:
 def _stays(slot: Slot, kind: Kind | None) -> bool:
     """A whole value, the same in every microbatch, under an operation that repeats do not change:
     there is nothing to combine (and PRNG keys cannot be)."""
-    idempotent = isinstance(slot.kind, Partial) and slot.kind.op in ("max", "min", "or", "and", "same")
+    idempotent = isinstance(slot.kind, Partial) and slot.kind.op in (
+        "max",
+        "min",
+        "or",
+        "and",
+        "same",
+    )
     return idempotent and isinstance(kind, (Whole, Zero))
 
 

@@ -167,10 +167,11 @@ def _vectorized(part: Part, split: DataSplit) -> Runner:
 
 
 def _mapped(part: Part, split: DataSplit) -> Runner:
-    """Each device runs its part as it is.
+    """Each device runs its part as it is; devices along other mesh axes run the same one.
 
-    For convolutions: batching their two operands makes a grouped convolution, which XLA's
-    partitioner (jaxlib 0.10 to 0.12) gathers, or gets wrong where a part has one example.
+    For convolutions: batching their two operands makes a grouped convolution. XLA's partitioner
+    (jaxlib 0.10 to 0.12, CPU) gathers it, gets it wrong where a part has one example or the mesh
+    has two axes, or ends the process on a failed check. So it is kept out.
     """
 
     def run(operands: Sequence[Any], in_parts: Sequence[bool]) -> Sequence[Any]:
@@ -184,7 +185,23 @@ def _mapped(part: Part, split: DataSplit) -> Runner:
             mesh=split.mesh,
             in_specs=tuple(along if cut else whole for cut in in_parts),
             out_specs=along,
-            axis_names={DATA_AXIS},
+            axis_names=set(split.mesh.axis_names),
+            check_vma=False,
+        )(*operands)
+
+    return run
+
+
+def _everywhere(part: Part, split: DataSplit) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Every device runs the whole, for the reason given at `_mapped`."""
+    whole = PartitionSpec()
+
+    def run(operands: Sequence[Any]) -> Sequence[Any]:
+        return jax.shard_map(
+            lambda *values: tuple(part(*values)),
+            mesh=split.mesh,
+            in_specs=(whole,) * len(operands),
+            out_specs=whole,
             check_vma=False,
         )(*operands)
 
@@ -244,7 +261,11 @@ def _at_once(
         reduce_leading(role.op, operand) if isinstance(role, Partial) else operand
         for operand, role in zip(operands, operand_roles, strict=True)
     ]
-    results = bind_equation(eqn, whole)
+    makes_partial = any(isinstance(role, Partial) for role in result_roles)
+    if makes_partial and _holds_convolution(eqn):
+        results = _everywhere(lambda *values: bind_equation(eqn, values), split)(whole)
+    else:
+        results = bind_equation(eqn, whole)
     return [
         split.spread(only_first(role.op, result, split.parts))
         if isinstance(role, Partial)

@@ -286,7 +286,8 @@ def test_convolution_gradients_with_one_example_per_device(strides):
     (equation,) = (
         e
         for e in pulled.eqns
-        if e.primitive.name == "conv_general_dilated" and set(e.invars) <= set(pulled.jaxpr.invars)
+        if e.primitive.name == "conv_general_dilated"
+        and set(e.invars) <= set(pulled.jaxpr.invars)
         and sorted(e.outvars[0].aval.shape) == [3, 3, 5]
     )
     lhs, rhs = (x, ct) if equation.invars[0].aval.shape == x.shape else (ct, x)
@@ -297,3 +298,16 @@ def test_convolution_gradients_with_one_example_per_device(strides):
     (result,), found = compiled(function, [Batched(0)] * 2, [Partial()], lhs, rhs)
     np.testing.assert_allclose(result, function(lhs, rhs), rtol=1e-4, atol=1e-4)
     assert not found
+
+
+def test_a_convolution_in_a_body_that_is_not_known():
+    def function(x, w):
+        def body(total, row):
+            image = row.reshape(B, 1, 3)
+            return total + jax.lax.conv_general_dilated(image, w, (1,), "SAME").sum(), None
+
+        return jax.lax.scan(body, jnp.float32(0), x)[0]
+
+    values = (normal(2, B, 3), normal(2, 1, 3))
+    (result,), _ = compiled(function, [Batched(1), Whole()], [Partial()], *values)
+    np.testing.assert_allclose(result, function(*values), rtol=1e-4, atol=1e-4)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -59,8 +61,10 @@ def _gpt(library: str, **shape: Any) -> Program:
     name = "_".join([library, "gpt", *(f"{k}_{v}" for k, v in shape.items())])
     # The bias of the keys moves all scores of a query alike: its gradient is zero, and is part of
     # a larger leaf, so that no leaf needs a floor.
-    precision = "bfloat16" if shape.get("dtype") == "bfloat16" else "float32"
-    return Program(name, "B10", make, precision=precision)
+    if shape.get("dtype") == "bfloat16":
+        # jax.jit's own gradient is about 3e-2 from the float32 one after three blocks.
+        return Program(name, "B10", make, precision="bfloat16", tolerance=4e-2)
+    return Program(name, "B10", make)
 
 
 transformers: tuple[Program, ...] = (
@@ -182,27 +186,26 @@ def nnx_functional_gradient() -> Run:
     return Run(step, ((params, rest), regression(np.random.default_rng(124))))
 
 
+class Net(eqx.Module):
+    layers: list[eqx.nn.Linear]
+    norm: eqx.nn.LayerNorm
+    activation: Any = eqx.field(static=True)
+
+    def __init__(self, key: jax.Array) -> None:
+        sizes = (DIM, 24, 12, 4)
+        keys = jax.random.split(key, len(sizes) - 1)
+        pairs = itertools.pairwise(sizes)
+        self.layers = [eqx.nn.Linear(a, b, key=k) for (a, b), k in zip(pairs, keys, strict=True)]
+        self.norm = eqx.nn.LayerNorm(12)
+        self.activation = jax.nn.gelu
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.activation(self.layers[0](x))
+        return self.layers[2](self.norm(self.activation(self.layers[1](x))))
+
+
 @program("B10")
 def equinox_module() -> Run:
-    import equinox as eqx
-
-    class Net(eqx.Module):
-        layers: list[eqx.nn.Linear]
-        norm: eqx.nn.LayerNorm
-        activation: Any = eqx.field(static=True)
-
-        def __init__(self, key: jax.Array) -> None:
-            keys = jax.random.split(key, 3)
-            sizes = (DIM, 24, 12, 4)
-            self.layers = [eqx.nn.Linear(a, b, key=k)
-                           for a, b, k in zip(sizes, sizes[1:], keys, strict=False)]  # fmt: skip
-            self.norm = eqx.nn.LayerNorm(12)
-            self.activation = jax.nn.gelu
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            x = self.activation(self.layers[0](x))
-            return self.layers[2](self.norm(self.activation(self.layers[1](x))))
-
     def loss_fn(net: Net, batch: Batch) -> jax.Array:
         return ((jax.vmap(net)(batch["x"]) - batch["y"]) ** 2).mean()
 

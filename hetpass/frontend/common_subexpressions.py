@@ -29,9 +29,8 @@ def merge_common_subexpressions(program: StepProgram, backward: Sequence[bool]) 
     merged = _merge(program, backward)
     eqns, origin, outvars = _live(*merged)
     region = make_jaxpr_value(program.region.invars, outvars, eqns)
-    defined = {*region.invars, *(v for e in eqns for v in e.outvars)}
-    kinds = {v: k for v, k in program.kinds.items() if v in defined}
-    return replace(program, region=region, origin=tuple(origin), kinds=kinds)
+    # Kinds of variables inside scans are kept with the rest; those of dropped ones do no harm.
+    return replace(program, region=region, origin=tuple(origin))
 
 
 def _merge(

@@ -7,7 +7,9 @@ The planner writes it, a person may write it, and everything after the planner o
        {"first_layer": 0, "last_layer": 13, "replicas": [
          {"group": "fast", "devices": [0, 1, 2, 3], "mesh": [["data", 2], ["model", 2]]}]}, …]}]}
 
-and as one line of text, "fast[4](data=2,model=2): 0-13 | slow: 14-24" (see plan_text.py).
+Stages of one pipeline may share a submesh (equal devices and mesh): they are run interleaved.
+
+As one line of text: "fast[4](data=2,model=2): 0-13 | slow: 14-24" (see plan_text.py).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan_text import parse_stages, range_text, stages_text
 from hetpass.ir.records import at, nearest, shown
+from hetpass.ir.schedule import read_tasks
 from hetpass.ir.stage_plan import (
     READER,
     Pipeline,
@@ -44,7 +47,9 @@ class Plan:
 
     Attributes:
       pipelines: parallel pipelines; their microbatches add up to M.
-      schedule: the name of a schedule, or "auto".
+      schedule: the name of a schedule; "auto": one is chosen when the plan is bound to a program.
+      tasks: per lane (submesh), the order of tasks, "F0.0 F0.1 B0.0 …" (kind, stage, microbatch);
+        () where the schedule's name and the in-flight counts of the stages say it all.
       fingerprint: of the program that the plan was made for; None: any program with as many layers.
       predictions: what the planner expected, by name with the unit in the name ("step_s": 0.31).
 
@@ -56,6 +61,7 @@ class Plan:
     schedule: str = "1f1b"
     fingerprint: str | None = None
     predictions: Mapping[str, float] = field(default_factory=dict, hash=False)
+    tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         with at("pipelines"):
@@ -67,6 +73,8 @@ class Plan:
                 READER.text(self.fingerprint)
         with at("predictions"):
             predictions = READER.values(self.predictions, READER.number)
+        with at("tasks"):
+            object.__setattr__(self, "tasks", READER.items(self.tasks, _checked_tasks))
         object.__setattr__(self, "pipelines", pipelines)
         object.__setattr__(self, "predictions", MappingProxyType(dict(sorted(predictions.items()))))
 
@@ -84,6 +92,14 @@ class Plan:
     def num_layers(self) -> int:
         """L: of the first pipeline, which `check` holds against the program and the others."""
         return self.pipelines[0].num_layers
+
+    @property
+    def lane_of(self) -> tuple[int, ...]:
+        """Per stage of the first pipeline, its lane: stages on one submesh share it."""
+        lanes: dict[tuple[Replica, ...], int] = {}
+        return tuple(
+            lanes.setdefault(stage.replicas, len(lanes)) for stage in self.pipelines[0].stages
+        )
 
     def _replicas(self) -> Iterator[tuple[str, Replica]]:
         """Every replica with its path."""
@@ -138,7 +154,7 @@ class Plan:
 
     def _check_devices(self, cluster: Cluster) -> None:
         sizes = {group.name: group.num_devices for group in cluster.groups}
-        users: dict[tuple[str, int], str] = {}
+        users: dict[tuple[str, int], tuple[str, Replica]] = {}
         for path, replica in self._replicas():
             if replica.group not in sizes:
                 READER.refuse(
@@ -156,14 +172,18 @@ class Plan:
                         f"{path}.devices",
                         details=[f"it has the devices 0 to {size - 1}"],
                     )
-                user = users.setdefault((replica.group, device), path)
-                if user != path:
+                user, other = users.setdefault((replica.group, device), (path, replica))
+                if user != path and not (_one_pipeline(user, path) and other == replica):
                     READER.refuse(
                         "DEVICES",
                         f"device {device} of {replica.group!r} is used twice",
                         f"{path}.devices",
                         details=[f"by {user} too"],
-                        ways_out=["give every stage devices of its own"],
+                        ways_out=[
+                            "give every stage devices of its own",
+                            "interleave: stages of one pipeline may share a whole submesh, with "
+                            "equal devices and mesh",
+                        ],
                     )
 
     def _check_batch(self, batch_size: int) -> None:
@@ -226,6 +246,7 @@ class Plan:
             any(s.shardings for s in stages) and "shardings",
             any(s.recompute != "none" for s in stages) and "recomputation",
             any(s.in_flight is not None for s in stages) and "in-flight counts",
+            bool(self.tasks) and "an order of tasks",
         ]
         if any(more):
             READER.refuse(
@@ -266,13 +287,15 @@ class Plan:
 
     def to_json(self) -> str:
         """JSON text; equal plans give equal bytes."""
-        data = {
+        data: dict[str, Any] = {
             "format": FORMAT,
             "schedule": self.schedule,
             "fingerprint": self.fingerprint,
             "predictions": dict(self.predictions),
             "pipelines": [pipeline_data(pipeline) for pipeline in self.pipelines],
         }
+        if self.tasks:
+            data["tasks"] = list(self.tasks)
         return json.dumps(data, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
     @classmethod
@@ -285,7 +308,7 @@ class Plan:
         fields = READER.record(
             data,
             required=("format", "pipelines"),
-            optional=("schedule", "fingerprint", "predictions"),
+            optional=("schedule", "fingerprint", "predictions", "tasks"),
         )
         if fields["format"] != FORMAT:
             READER.refuse(
@@ -309,6 +332,20 @@ class Plan:
         data = READER.load(path, (".json",))
         with at(f"{path}:"):
             return cls._from_data(data)
+
+
+def _one_pipeline(first: str, second: str) -> bool:
+    """Whether two paths of replicas lie in one pipeline."""
+    return first.split(".")[0] == second.split(".")[0]
+
+
+def _checked_tasks(line: Any) -> str:
+    text = READER.text(line)
+    try:
+        read_tasks(text)
+    except ValueError as fault:
+        READER.refuse("TASKS", str(fault), ways_out=['write tasks as "F0.0 F0.1 B0.0"'])
+    return text
 
 
 def _notes(stage: StagePlan) -> str:

@@ -5,6 +5,8 @@
     place  = GROUP ["[" devices "]"] ["(" axis "=" size ("," axis "=" size)* ")"]
     devices = COUNT | range ("," range)*           [4]: the group's next four unused devices;
     range  = FIRST "-" LAST                        [0-1,6-7]: these; nothing: all that are left
+                                                   (a range may be an earlier stage's whole place
+                                                   once more, with its mesh: stages interleave)
     layers = LAYER | FIRST "-" LAST                inclusive; from 0 to the last, without gaps
 
 Without a mesh in brackets the devices are one axis called "data".
@@ -58,6 +60,7 @@ class _Parser:
         self.tokens = self._tokens()
         self.next = 0
         self.unused = {g.name: list(range(g.num_devices)) for g in cluster.groups}
+        self.places: set[Replica] = set()
 
     # -- tokens -------------------------------------------------------------------------------
 
@@ -176,10 +179,29 @@ class _Parser:
                 group.position,
                 ways_out=nearest(group.text, self.unused),
             )
+        after = self.tokens[min(self.next + 1, len(self.tokens) - 1)]
         devices = self.devices(group)
-        for device in devices:
-            self.unused[group.text].remove(device)
-        return Replica(group.text, devices, self.mesh(len(devices)))
+        place = Replica(group.text, devices, self.mesh(len(devices)))
+        if place not in self.places:
+            self._take_devices(place, after.position)
+        self.places.add(place)
+        return place
+
+    def _take_devices(self, place: Replica, position: int) -> None:
+        unused = self.unused[place.group]
+        taken = [device for device in place.devices if device not in unused]
+        if taken:
+            self.refuse(
+                "DEVICES",
+                f"device {taken[0]} of {place.group!r} is used by an earlier stage",
+                position,
+                ways_out=(
+                    f"unused: {range_text(unused)}",
+                    "interleave: repeat an earlier stage's devices and mesh exactly",
+                ),
+            )
+        for device in place.devices:
+            unused.remove(device)
 
     def devices(self, group: _Token) -> tuple[int, ...]:
         free = self.unused[group.text]
@@ -210,16 +232,7 @@ class _Parser:
                 f"the group {group.text!r} has the devices 0 to {size - 1}",
                 last.position,
             )
-        devices = tuple(range(int(first.text), int(last.text) + 1))
-        taken = [device for device in devices if device not in self.unused[group.text]]
-        if taken:
-            self.refuse(
-                "DEVICES",
-                f"device {taken[0]} of {group.text!r} is used by an earlier stage",
-                first.position,
-                ways_out=(f"unused: {range_text(self.unused[group.text])}",),
-            )
-        return devices
+        return tuple(range(int(first.text), int(last.text) + 1))
 
     def _refuse_devices(self, group: _Token, position: int, wanted: int) -> NoReturn:
         free = len(self.unused[group.text])
@@ -272,7 +285,10 @@ def range_text(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def place_text(place: Replica, used: Mapping[str, set[int]]) -> str:
-    """One place; the short count where the devices are the group's next unused ones."""
+    """One place; the short count where the devices are the group's next unused ones.
+
+    Devices that are used already (stages interleave) are written out.
+    """
     taken = used.get(place.group, set())
     following: list[int] = []
     candidate = 0

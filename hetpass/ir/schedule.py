@@ -14,6 +14,7 @@ What a task waits for:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -36,6 +37,26 @@ class Task:
 
     def __str__(self) -> str:
         return f"{self.kind}{self.stage}.{self.microbatch}"
+
+
+_TASK = re.compile(r"([FBW])([0-9]{1,6})\.([0-9]{1,6})")
+_KINDS: Mapping[str, TaskKind] = MappingProxyType({"F": "F", "B": "B", "W": "W"})
+
+
+def read_tasks(text: str) -> tuple[Task, ...]:
+    """The tasks in "F0.0 F0.1 B0.0": what `str` makes of each, with blanks between.
+
+    Raises:
+      ValueError: naming the first word that is no task.
+    """
+    tasks = []
+    for word in text.split():
+        match = _TASK.fullmatch(word)
+        if match is None:
+            raise ValueError(f"{word[:20]!r} is no task")
+        kind, stage, microbatch = match.groups()
+        tasks.append(Task(_KINDS[kind], int(stage), int(microbatch)))
+    return tuple(tasks)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def dispatch(compiled: CompiledStep) -> Dispatch:
 
     A stage never holds more microbatches than the schedule says: before the forward of microbatch
     m the driver waits for the backward of m - N (N = the stage's bound), or for its forward where
-    nothing runs backward.
+    nothing runs backward; and likewise for its weight gradients, where they are tasks.
 
     Raises:
       ScheduleError: HP-SCHEDULE-SIZES for a schedule of other numbers of stages or microbatches,
@@ -118,6 +118,7 @@ class _Assembler:
         self.instructions: list[Instruction] = []
         self.written: set[int] = set()
         self.by_role = _by_role(compiled.executables)
+        self.held = compiled.schedule.held()
         self.sends: dict[int, list[tuple[int, Any]]] = {}
         for transfer, link in zip(compiled.staged.transfers, compiled.links, strict=True):
             self.sends.setdefault(transfer.source, []).append((transfer.target, link))
@@ -185,17 +186,19 @@ class _Assembler:
             self._written(target, number)
 
     def _bound(self, task: Task) -> None:
-        """Waits until the stage holds fewer microbatches than its bound."""
+        """Waits until the stage holds fewer microbatches than its bounds."""
         schedule, stage = self.compiled.schedule, task.stage
-        ends: TaskKind = (
-            "B" if (stage, "backward") in self.by_role and schedule.has_backward else "F"
-        )
-        bound = schedule.in_flight[stage]
-        if not schedule.has_backward:
-            bound = max(bound, 2)  # one runs while the next is being sent
-        token = self.tokens.get(Task(ends, stage, task.microbatch - bound))
-        if token is not None:
-            self.instructions.append(Wait(token))
+        bounds: list[tuple[TaskKind, int]] = [("B", schedule.in_flight[stage])]
+        if not schedule.has_backward or (stage, "backward") not in self.by_role:
+            # Without backward tasks one runs while the next is being sent.
+            least = 1 if schedule.has_backward else 2
+            bounds = [("F", max(schedule.in_flight[stage], least))]
+        if schedule.has_weight:
+            bounds.append(("W", self.held[stage]))
+        for kind, bound in bounds:
+            token = self.tokens.get(Task(kind, stage, task.microbatch - bound))
+            if token is not None:
+                self.instructions.append(Wait(token))
 
     def _run(self, executable: Executable, number: int | None, task: Task | None) -> None:
         program = executable.program

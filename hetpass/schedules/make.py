@@ -16,6 +16,9 @@ from hetpass.schedules.interleaved import Interleaved, num_lanes, wound
 from hetpass.schedules.one_f_one_b import GPipe, OneFOneB, h_1f1b_deltas
 from hetpass.schedules.zero_bubble import ZeroBubble, ZeroBubbleV, v_shape
 
+WEIGHT_SCHEDULES = frozenset({"zb-h1", "zb-h2", "zb-v"})
+"""The names of schedules with W tasks: weight gradients are fragments of their own."""
+
 
 class Policy(Protocol):
     """A small frozen object that yields schedules."""

@@ -37,6 +37,12 @@ from hetpass.transforms.phases import Demand, Instance, Phased
 from hetpass.transforms.sizes import SMALL_BYTES, aval_bytes
 from hetpass.transforms.splice import equations_of
 
+_MICROBATCH_ROLES: Mapping[str, Role] = {
+    "forward": "forward",
+    "backward": "backward",
+    "weight": "weight",
+}
+
 ROLE_ORDER: Mapping[str, int] = {
     "prologue": 0,
     "forward": 1,
@@ -281,7 +287,7 @@ def once_key(instance: Instance) -> Key:
 
 def micro_key(place: tuple[int, str]) -> Key:
     stage, role = place
-    return Key(ROLE_ORDER[role], 0, stage, "forward" if role == "forward" else "backward")
+    return Key(ROLE_ORDER[role], 0, stage, _MICROBATCH_ROLES[role])
 
 
 def fill_region(assembly: Assembly) -> None:

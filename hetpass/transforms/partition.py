@@ -4,8 +4,10 @@ In order, each step a file of this room:
 
     split_scans      scans over layers end at stage boundaries
     defer_partials   shares of gradients do not cross stages with a microbatch
+    recompute        backward parts that run their forward part again, where the plan says so
+    split_weights    what only weight gradients need, where the schedule has tasks for it
     recipes          what is cheaper to make again than to send or keep
-    localize         the equations of every forward and backward fragment
+    localize         the equations of every forward, backward and weight fragment
     placement        stages for inputs, prologue and epilogue
     split_conds      one `cond` per stage; then placement once more if branches were opened
     phases           prologue and epilogue code by stage and phase
@@ -18,7 +20,7 @@ follows from sizes by fixed rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -35,6 +37,7 @@ from hetpass.ir.program import (
     Staged,
     StepProgram,
 )
+from hetpass.schedules.make import WEIGHT_SCHEDULES
 from hetpass.transforms.assemble import (
     Assembly,
     Code,
@@ -51,9 +54,11 @@ from hetpass.transforms.pairing import pair_leaves
 from hetpass.transforms.phases import Demand, Node, phases
 from hetpass.transforms.placement import Placement, Votes, place
 from hetpass.transforms.recipes import once_recipes, region_recipes
+from hetpass.transforms.recompute import recompute
 from hetpass.transforms.sizes import aval_bytes
 from hetpass.transforms.split_conds import split_conds
 from hetpass.transforms.split_scans import split_scans
+from hetpass.transforms.split_weights import split_weights
 
 _MAX_COND_NESTING = 8
 
@@ -68,11 +73,22 @@ def partition(
       plan: one pipeline; its stages are contiguous ranges of layers, in order, one replica each.
       homes: flat input -> stage, for inputs that already live somewhere.
 
+    The plan's schedule says whether weight gradients are fragments of their own, and its stages
+    which of them recompute their forward values.
+
     Raises:
       PlanError: the plan does not cover the layers in order, is for another number of
         microbatches, or has several pipelines or replicas.
     """
-    return partition_layers(layered, _stages(layered, plan), len(plan.pipelines[0].stages), homes)
+    stages = plan.pipelines[0].stages
+    return partition_layers(
+        layered,
+        _stages(layered, plan),
+        len(stages),
+        homes,
+        recomputed=[i for i, stage in enumerate(stages) if stage.recompute == "full"],
+        weights_apart=plan.schedule in WEIGHT_SCHEDULES,
+    )
 
 
 def partition_layers(
@@ -80,6 +96,9 @@ def partition_layers(
     stage_of_layer: Sequence[int],
     num_stages: int,
     homes: Mapping[int, int] = MappingProxyType({}),
+    *,
+    recomputed: Collection[int] = (),
+    weights_apart: bool = False,
 ) -> Staged:
     """The same, for layers given to stages directly; a stage may have none.
 
@@ -87,9 +106,12 @@ def partition_layers(
       stage_of_layer: per layer, not decreasing.
       num_stages: S.
       homes: as in `partition`.
+      recomputed: the stages whose backward part runs their forward part again.
+      weights_apart: weight gradients are fragments of their own.
     """
     cut = defer_partials(split_scans(layered, stage_of_layer), stage_of_layer)
-    placed = _place_once(cut, stage_of_layer, homes)
+    cut = recompute(cut, stage_of_layer, recomputed)
+    placed = _place_once(cut, _Stages(stage_of_layer, weights_apart), homes)
     pairs = pair_leaves(
         cut.program.traced.inputs,
         cut.program.traced.out_paths,
@@ -158,6 +180,14 @@ def _bad_layers(layered: Layered, detail: str) -> PlanError:
 
 
 @dataclass(frozen=True)
+class _Stages:
+    """The stage of every layer, and whether weight gradients are fragments of their own."""
+
+    of_layer: Sequence[int]
+    weights_apart: bool
+
+
+@dataclass(frozen=True)
 class _Placed:
     """A program whose equations all have their stage.
 
@@ -172,11 +202,11 @@ class _Placed:
     placement: Placement
 
 
-def _place_once(cut: Layered, stage_of_layer: Sequence[int], homes: Mapping[int, int]) -> _Placed:
+def _place_once(cut: Layered, stages: _Stages, homes: Mapping[int, int]) -> _Placed:
     """Finds stages for what runs once per step, splitting every `cond` on the way."""
     for _ in range(_MAX_COND_NESTING):
         cut = _drop_dead(cut)
-        localized = _localize(cut, stage_of_layer)
+        localized = _localize(cut, stages)
         placement = _placement(cut.program, localized, homes)
         program = cut.program
         split = split_conds(program.epilogue, placement)
@@ -208,12 +238,14 @@ def _drop_dead(cut: Layered) -> Layered:
     )
 
 
-def _localize(cut: Layered, stage_of_layer: Sequence[int]) -> Localized:
+def _localize(cut: Layered, stages: _Stages) -> Localized:
     region = cut.program.region
-    homes: list[Place] = [
-        (stage_of_layer[span.first], "backward" if backward else "forward")
+    homes: Sequence[Place] = [
+        (stages.of_layer[span.first], "backward" if backward else "forward")
         for span, backward in zip(cut.spans, cut.backward, strict=True)
     ]
+    if stages.weights_apart:
+        homes = split_weights(region.eqns, homes, cut.spans, cut.program.kinds, region.outvars)
     free = region_recipes(region.eqns, region.invars)
     localized = localize(region.eqns, homes, free, region.outvars)
     _check_order(localized)
@@ -229,8 +261,9 @@ def _check_order(localized: Localized) -> None:
     for (stage, role), code in localized.code.items():
         for var in code.imports:
             home, made = localized.home[var]
-            fine = made == "forward" and (role == "backward" or home < stage)
-            if not fine and not (made == role == "backward" and home > stage):
+            fine = made == "forward" and (role != "forward" or home < stage)
+            fine = fine or (made == role == "backward" and home > stage)
+            if not fine and not (made == "backward" and role == "weight" and home >= stage):
                 raise ValueError(
                     f"the {role} part of stage {stage} reads {var.aval.str_short()} from the "
                     f"{made} part of stage {home}, which runs later"

@@ -11,7 +11,7 @@ layers); autodiff marks backward equations. Kinds come from tracing at two batch
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,14 +129,20 @@ def layered(example: Example, num_microbatches: int) -> Layered:
     )
 
 
-def plan(*sizes: int, num_microbatches: int) -> Plan:
+def plan(
+    *sizes: int,
+    num_microbatches: int,
+    schedule: str = "1f1b",
+    recomputed: Collection[int] = (),
+) -> Plan:
     """A plan with so many layers on each stage."""
     stages, first = [], 0
     for index, size in enumerate(sizes):
         replica = Replica("cpu", (index,), (("data", 1),))
-        stages.append(StagePlan(first, first + size - 1, (replica,)))
+        how = "full" if index in recomputed else "none"
+        stages.append(StagePlan(first, first + size - 1, (replica,), recompute=how))
         first += size
-    return Plan((Pipeline(tuple(stages), num_microbatches),))
+    return Plan((Pipeline(tuple(stages), num_microbatches),), schedule)
 
 
 # ---------------------------------------------------------------------------------------------

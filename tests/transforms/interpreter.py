@@ -43,7 +43,9 @@ _COMBINE = {
 
 
 def run(staged: Staged, leaves: Sequence[Any]) -> list[Any]:
-    """The output leaves for the given input leaves. Schedule: all forwards, then all backwards."""
+    """The output leaves for the given input leaves.
+
+    Schedule: all forwards, then all backwards, then all weight gradients."""
     machine = _Machine(staged, list(leaves))
     machine.start()
     once = {"prologue": [], "epilogue": []}
@@ -61,6 +63,10 @@ def run(staged: Staged, leaves: Sequence[Any]) -> list[Any]:
         for stage in reversed(range(staged.num_stages)):
             if ("backward", stage) in micro:
                 machine.execute(micro["backward", stage], m)
+    for stage in range(staged.num_stages):
+        for m in range(staged.num_microbatches):
+            if ("weight", stage) in micro:
+                machine.execute(micro["weight", stage], m)
     for fragment in sorted(once["epilogue"], key=lambda f: (f.phase, -f.stage)):
         machine.execute(fragment, None)
     return machine.finish()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -21,9 +23,12 @@ X = random_tree((BATCH, WIDTH), 1)
 Y = random_tree((BATCH, WIDTH), 2)
 
 
-def check(example: Example, *sizes: int, num_microbatches: int, rtol: float = 1e-5) -> Staged:
+def check(
+    example: Example, *sizes: int, num_microbatches: int, rtol: float = 1e-5, **decisions: Any
+) -> Staged:
     staged = partition(
-        layered(example, num_microbatches), plan(*sizes, num_microbatches=num_microbatches)
+        layered(example, num_microbatches),
+        plan(*sizes, num_microbatches=num_microbatches, **decisions),
     )
     verify(staged)
     expected = jax.tree.leaves(example.reference(example.state, example.batch))

@@ -7,6 +7,7 @@ where a scale that is known only later may wait.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,8 +88,20 @@ def _linear_operands(eqn: JaxprEqn) -> tuple[int, ...]:
     name = eqn.primitive.name
     if name == "select_n":
         return tuple(range(1, len(eqn.invars)))
+    if name == "gather" and _fills(eqn):
+        return ()
     operands = JOINTLY_LINEAR.get(name, ())
     return tuple(range(len(eqn.invars))) if operands == (_ALL,) else operands
+
+
+def _fills(eqn: JaxprEqn) -> bool:
+    """A gather that puts a number of its own where an index is out of bounds (NaN is no matter)."""
+    if "fill" not in str(eqn.params.get("mode")).lower():
+        return False
+    value = eqn.params.get("fill_value")
+    if value is None:
+        return not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
+    return bool(value != 0)
 
 
 def narrows(eqn: JaxprEqn) -> bool:
@@ -99,7 +112,10 @@ def narrows(eqn: JaxprEqn) -> bool:
     if jnp.issubdtype(source, jnp.inexact) and jnp.issubdtype(target, jnp.inexact):
         return jnp.finfo(target).bits < jnp.finfo(source).bits
     if jnp.issubdtype(source, jnp.integer) and jnp.issubdtype(target, jnp.integer):
-        return bool(jnp.iinfo(target).bits < jnp.iinfo(source).bits)
+        # Sums wrap around in their own type: a wider one tells the difference. (Those of 32 bits
+        # and more are taken not to overflow.)
+        bits = jnp.iinfo(source).bits
+        return bool(jnp.iinfo(target).bits < bits or (bits < 32 and source != target))
     return not jax.dtypes.issubdtype(target, jnp.inexact) and source != target
 
 
@@ -136,22 +152,41 @@ def partial_result(eqn: JaxprEqn, vals: Sequence[Val]) -> Partial:
     op: CombineOp = ops.pop()
     if op == "sum":
         return _partial_sum(eqn, vals, parts)
-    others_free = name != "concatenate" or len(parts) == len(vals)
-    if name in _MOVES and parts[0] == 0 and others_free and not _to_bool(eqn):
+    if name == "convert_element_type":
+        return Partial(_op_after_cast(eqn, op))
+    moved = len(vals) if name in ("concatenate", "stack") else 1
+    if name in _MOVES and parts == list(range(moved)):
         return Partial(op)
     if _IDEMPOTENT.get(name) == op or _REDUCES.get(name) == op:
         return Partial(op)
-    if name == "neg" and op in ("max", "min"):
+    signed = not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.unsignedinteger)
+    if name == "neg" and op in ("max", "min") and signed:
         return Partial("min" if op == "max" else "max")
     raise Mixes(eqn, f"needs the full {op} over the batch")
 
 
-def _to_bool(eqn: JaxprEqn) -> bool:
-    """Casts that are not monotone."""
-    if eqn.primitive.name != "convert_element_type":
+def _op_after_cast(eqn: JaxprEqn, op: CombineOp) -> CombineOp:
+    """Casts to signed numbers are monotone; "any" and "all" of 0 and 1 are max and min."""
+    source, target = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    if source == target:
+        return op
+    from_bool, to_bool = (bool(d == jnp.bool_) for d in (source, target))
+    monotone = not to_bool and not jnp.issubdtype(target, jnp.unsignedinteger)
+    if op in ("max", "min") and monotone and not _shortens(source, target):
+        return op
+    if op in ("or", "and") and from_bool and not to_bool:
+        return "max" if op == "or" else "min"
+    both = jnp.issubdtype(source, jnp.floating) and jnp.issubdtype(target, jnp.floating)
+    if op == "prod" and both and not narrows(eqn):
+        return op
+    raise Mixes(eqn, f"needs the full {op} over the batch")
+
+
+def _shortens(source: Any, target: Any) -> bool:
+    """An integer cast that may wrap around."""
+    if not (jnp.issubdtype(source, jnp.integer) and jnp.issubdtype(target, jnp.integer)):
         return False
-    target = eqn.outvars[0].aval.dtype
-    return bool(target == jnp.bool_) or jnp.issubdtype(target, jnp.unsignedinteger)
+    return bool(jnp.iinfo(target).max < jnp.iinfo(source).max)
 
 
 def _partial_sum(eqn: JaxprEqn, vals: Sequence[Val], parts: Sequence[int]) -> Partial:

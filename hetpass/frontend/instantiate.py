@@ -20,6 +20,16 @@ from hetpass.frontend.probes import NESTED_PARAMS, SIZE_PARAMS, Probes, at_micro
 from hetpass.frontend.rules.values import Context, Draw, Mixes, Rebase, Val
 from hetpass.ir.kinds import Batched, Kind, Whole, Zero
 
+_PER_DIMENSION = (
+    "start_indices",
+    "limit_indices",
+    "slice_sizes",
+    "window_dimensions",
+    "padding_config",
+    "padding",
+)
+"""Parameters with one entry for each dimension of the first operand."""
+
 OFFSET_AVAL = ShapedArray((), jnp.dtype("int32"))
 
 
@@ -35,6 +45,8 @@ class Region:
       full_variables: the same for values of the region that are also wanted before it.
       kinds: of every region variable, nested ones too.
       offset: the variable that holds m * b; made when first needed.
+      of_slice: numbers that are no sizes of the batch's own dimension are those of one slice too,
+        not the full batch's.
     """
 
     probes: Probes
@@ -45,6 +57,7 @@ class Region:
     full_variables: dict[Var, Var] = field(default_factory=dict)
     kinds: dict[Var, Kind] = field(default_factory=dict)
     offset: Var | None = None
+    of_slice: bool = False
 
     def variable(self, var: Var) -> Var:
         """The region's variable for a full-batch one."""
@@ -229,7 +242,7 @@ class Region:
         for name, value in eqn.params.items():
             try:
                 if name in SIZE_PARAMS:
-                    params[name] = at_microbatch(value, doubled.params[name], self.num_microbatches)
+                    params[name] = self._size(eqn, name, value, doubled.params[name])
             except (ValueError, TypeError) as error:
                 raise Mixes(eqn, f"has a size that the microbatch cannot have ({error})") from None
         for name in NESTED_PARAMS & set(params):
@@ -241,6 +254,24 @@ class Region:
         if offset is not None:
             params = _params_with_offset(eqn, params)
         return params
+
+    def _size(self, eqn: JaxprEqn, name: str, full: Any, doubled: Any) -> Any:
+        """A parameter at b: of the numbers per dimension, those of the batch's dimension only.
+
+        `x[:, n]` on a batch of n examples means column B, in every microbatch.
+        """
+        count = self.num_microbatches
+        if self.of_slice or full == doubled or name not in (*_PER_DIMENSION, "length"):
+            return at_microbatch(full, doubled, count)
+        if name == "length":
+            items = eqn.invars[sum(_jax.scan_counts(eqn)) :]
+            over_batch = bool(items) and bool((self.context.growth_of(items[0]) or (0,))[0])
+            return at_microbatch(full, doubled, count) if over_batch else full
+        growth = self.context.growth_of(eqn.invars[0])
+        if growth is None or len(growth) != len(full):
+            return full
+        parts = zip(full, doubled, growth, strict=True)
+        return type(full)([at_microbatch(f, d, count) if g else f for f, d, g in parts])
 
     def _nested(self, closed: Any, offset: Var | None) -> Any:
         jaxpr, consts = _jax.open_jaxpr(closed)

@@ -15,6 +15,7 @@ from hetpass.frontend import assemble
 from hetpass.frontend.per_microbatch import per_microbatch
 from hetpass.frontend.phases import Phases, walk
 from hetpass.frontend.probes import Probes, compare
+from hetpass.frontend.rules.values import Mixes
 from hetpass.frontend.unsplit import unsplit
 from hetpass.ir.program import StepProgram, Traced
 
@@ -70,9 +71,22 @@ def split(
         if num_microbatches == 1:
             return unsplit(traced, probes)
         raise _refusal(traced, phases, heavy, num_microbatches)
-    return assemble.assemble(
-        phases, live, num_microbatches, accumulate_dtype=options.accumulate_dtype
-    )
+    try:
+        return assemble.assemble(
+            phases, live, num_microbatches, accumulate_dtype=options.accumulate_dtype
+        )
+    except Mixes as reason:
+        raise SplitError(
+            "HP-SPLIT-SIZE",
+            f"`{reason.eqn.primitive.name}` {reason.reason}: {traced.name} has no equal in "
+            f"{num_microbatches} microbatches",
+            where=_jax.user_frame(reason.eqn) or _jax.name_stack(reason.eqn),
+            details=[f"equation: {describe(reason.eqn)}"],
+            ways_out=[
+                "num_microbatches=1",
+                "write the line without sizes that depend on the number of examples",
+            ],
+        ) from None
 
 
 def _probe_ways_out(traced: Traced) -> list[str]:

@@ -56,7 +56,7 @@ def per_microbatch(traced: Traced, probes: Probes, num_microbatches: int) -> Ste
     context = Context(probes.growth, traced.batch_size, apply)
     context.nested = {v: WHOLE for e in traced.jaxpr.eqns for v in _nested_variables(e)}
     values = {v: slices.value(v) for v in probes.growth}
-    region = Region(probes, context, num_microbatches, values)
+    region = Region(probes, context, num_microbatches, values, of_slice=True)
     body: list[JaxprEqn] = []
     for index in part.region:
         eqn = slices.at_slice(traced.jaxpr.eqns[index])

@@ -27,6 +27,9 @@ from hetpass.ir.program import Traced
 
 Phase = Literal["early", "region", "late"]
 
+_SCALABLE = {*JOINTLY_LINEAR, *LINEAR_IN_EACH, "select_n", "scan", "while", "cond"}
+"""Primitives that may be linear in a scale; bodies of control flow are looked into."""
+
 CHEAP_SHARE = 0.05
 """The largest share of the step's FLOPs that a full-batch value may cost before the region."""
 
@@ -143,7 +146,8 @@ def _place(phases: Phases, index: int, eqn: JaxprEqn, budget: float) -> None:
         if found.ones:
             phases.ones[index] = found.ones
         whole = all(_plainly_whole(v) for v in found.operands)
-        phase: Phase = "early" if whole and not grows else "region"
+        before = all(i.phase == "early" or k in found.early for k, i in enumerate(infos))
+        phase: Phase = "early" if whole and before and not grows else "region"
         _record(phases, index, eqn, phase, vals, floor)
         phases.reasons.pop(index, None)
         return
@@ -243,7 +247,7 @@ def _with_scales_left_for_later(
     phases: Phases, eqn: JaxprEqn, infos: Sequence[Info], budget: float
 ) -> _Found | None:
     """Scalars that are known only after the region become factors of the result."""
-    if eqn.primitive.name not in {*JOINTLY_LINEAR, *LINEAR_IN_EACH, "select_n"}:
+    if eqn.primitive.name not in _SCALABLE:
         return None
     views, early = _early_views(phases, eqn, infos, budget)
     ones = []

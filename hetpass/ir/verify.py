@@ -22,7 +22,7 @@ from hetpass._jax import (
     scan_counts,
 )
 from hetpass.errors import VerificationError
-from hetpass.ir.kinds import Batched, Partial, Whole, Zero
+from hetpass.ir.kinds import Batched, Partial, Position, Whole, Zero
 from hetpass.ir.program import (
     Accumulated,
     Layered,
@@ -199,7 +199,7 @@ def _region_output(value: StepProgram, var: Var, output: RegionOutput) -> None:
         ):
             _fail(value, f"{aval_text(var.aval)} is accumulated in {output.dtype}")
     else:
-        if not isinstance(kind, Batched) and value.num_microbatches > 1:
+        if not isinstance(kind, (Batched, Position)) and value.num_microbatches > 1:
             _fail(value, f"a result that is {kind} is joined")
         _parts(value, var.aval, target, output.kind)
 

@@ -17,8 +17,8 @@ _COMBINE = {
     "prod": lambda a, b: a * b,
     "max": jnp.maximum,
     "min": jnp.minimum,
-    "or": jnp.logical_or,
-    "and": jnp.logical_and,
+    "or": jnp.bitwise_or,
+    "and": jnp.bitwise_and,
 }
 
 
@@ -35,6 +35,9 @@ def evaluate(program: StepProgram, args: Sequence[Any], kwargs: Any = None) -> l
         parts = [r[k] for r in rounds]
         if isinstance(output, Joined):
             env[output.target] = join(parts, output.kind)
+            continue
+        if output.op == "same":
+            env[output.target] = parts[-1]
             continue
         total = parts[0].astype(output.dtype)
         for part in parts[1:]:

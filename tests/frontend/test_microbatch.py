@@ -262,7 +262,7 @@ def test_refused_steps_run_with_one_microbatch(name: str) -> None:
 
 def test_microbatches_must_divide_the_batch() -> None:
     traced = trace(EQUAL["mean"], (_params(), _batch()), {})
-    with pytest.raises(SplitError, match="nearest numbers that do: 2, 4"):
+    with pytest.raises(SplitError, match="nearest numbers that do: 1, 2, 4"):
         split(traced, 3)
 
 

@@ -26,6 +26,8 @@ def run_body(jaxpr: Jaxpr, inputs: Sequence[Val], ctx: Context) -> list[Val]:
     """The kinds of a nested jaxpr's results; those of its variables go to `ctx.nested`."""
     env: dict[Var, Val] = dict(zip(jaxpr.invars, inputs, strict=True))
     env.update((v, WHOLE) for v in jaxpr.constvars)
+    if jaxpr.eqns and any(ctx.grows(v) for v in jaxpr.constvars):
+        raise Mixes(jaxpr.eqns[0], "stands beside a captured array of the size of the batch")
 
     def read(atom: Any) -> Val:
         return literal(atom) if isinstance(atom, Literal) else env[atom]
@@ -106,12 +108,19 @@ def _map_examples(
         v.along_batch and v.kind.dim == 0 and getattr(v.kind, "outer", 1) in (1, None) for v in xs
     ):
         raise Mixes(eqn, "loops over the batch beside something else")
-    if any(v.along_batch or is_partial(v) or v.factors for v in consts):
+    if any(v.along_batch or is_partial(v) for v in consts):
         raise Mixes(eqn, "lets one example read the whole batch")
     _require_per_example(eqn, body, ctx)
-    ctx.nested.update((v, WHOLE) for v in all_variables(body))
     sums = [_carried(eqn, body, len(consts) + i, i, v) for i, v in enumerate(carry)]
-    return [*sums, *(Val(Batched(0, 1)) for _ in eqn.outvars[len(carry) :])]
+    # One example knows of no batch; the scales that values wait for go through the body.
+    starts = [Val(Whole(), v.factors, 0 if v.zero else None) for v in carry]
+    items = [Val(Whole(), v.factors) for v in xs]
+    after, ys = _fixpoint(eqn, body, consts, starts, items, ctx)
+    ctx.nested.update((v, WHOLE) for v in all_variables(body))
+    return [
+        *(Val(v.kind, scaled.factors, v.const) for v, scaled in zip(sums, after, strict=True)),
+        *(Val(Batched(0, 1), v.factors) for v in ys),
+    ]
 
 
 def _carried(eqn: JaxprEqn, body: Jaxpr, position: int, index: int, start: Val) -> Val:
@@ -122,6 +131,8 @@ def _carried(eqn: JaxprEqn, body: Jaxpr, position: int, index: int, start: Val) 
     carried, result = body.invars[position], body.outvars[index]
     if result is carried:
         return start
+    if isinstance(result, Literal):
+        return _replaced(eqn, body, carried)
     chain: set[Var] = {carried}
     for inner in body.eqns:
         on_chain = [a for a in inner.invars if isinstance(a, Var) and a in chain]
@@ -137,6 +148,14 @@ def _carried(eqn: JaxprEqn, body: Jaxpr, position: int, index: int, start: Val) 
     if not linear or not (start.zero or is_partial(start)):
         raise Mixes(eqn, "carries a value from example to example")
     return Val(Partial("sum"))
+
+
+def _replaced(eqn: JaxprEqn, body: Jaxpr, carried: Var) -> Val:
+    """A carry that every example sets to the same number, and none reads."""
+    reads = [a for inner in body.eqns for a in inner.invars] + list(body.outvars)
+    if any(a is carried for a in reads):
+        raise Mixes(eqn, "carries a value from example to example")
+    return WHOLE
 
 
 def _require_per_example(eqn: JaxprEqn, body: Jaxpr, ctx: Context) -> None:

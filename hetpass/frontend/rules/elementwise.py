@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetpass._jax import JaxprEqn
+import jax.numpy as jnp
+
+from hetpass._jax import JaxprEqn, Var
 from hetpass.frontend.rules.values import WHOLE, Context, Mixes, Rule, Val, join_batched
 from hetpass.ir.kinds import Batched, Position, Whole
 
@@ -47,7 +49,7 @@ def _positions(eqn: JaxprEqn, vals: Sequence[Val]) -> Val | None:
         return None
     other = vals[1].const if len(vals) == 2 else None
     place = first.kind
-    if name == "convert_element_type" and eqn.outvars[0].aval.dtype.kind in "iu":
+    if name == "convert_element_type" and counts_in(eqn.outvars[0], place.dim):
         return Val(place)
     if isinstance(other, int) and not isinstance(other, bool):
         if name in ("add", "sub"):
@@ -57,6 +59,12 @@ def _positions(eqn: JaxprEqn, vals: Sequence[Val]) -> Val | None:
         if name == "ge" and place.plus >= other:
             return Val(Batched(place.dim, None), const=True)
     return None
+
+
+def counts_in(var: Var, dim: int) -> bool:
+    """Whether the type of a value can hold the positions along one of its dimensions."""
+    dtype = var.aval.dtype
+    return dtype.kind in "iu" and bool(jnp.iinfo(dtype).max >= var.aval.shape[dim])
 
 
 def barrier(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetpass._jax import JaxprEqn
+from hetpass.frontend.rules.elementwise import counts_in
 from hetpass.frontend.rules.values import WHOLE, Context, Draw, Mixes, Rule, Val, join_batched
 from hetpass.ir.kinds import Batched, CombineOp, Partial, Position
 
@@ -152,7 +153,7 @@ def iota(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
     if eqn.params["dimension"] != dim:
         return [Val(Batched(dim, None))]
     ctx.actions[id(eqn)] = Draw(Batched(dim, 1))
-    exact = out.aval.shape[dim] == ctx.batch_size and out.aval.dtype.kind in "iu"
+    exact = out.aval.shape[dim] == ctx.batch_size and counts_in(out, dim)
     return [Val(Position(dim) if exact else Batched(dim, 1))]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,14 +152,29 @@ class _Build:
     def all(self, programs: Sequence[StageProgram], threads: int) -> tuple[Executable, ...]:
         with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="compile") as pool:
             # Lowering holds the interpreter's lock: one after another here, while others compile.
+            calls: dict[object, Future[tuple[jax.stages.Compiled, float]]] = {}
             jobs = []
             for program in programs:
                 began = self._now()
                 donated = self._donated(program)
                 lowered = self._lowered(program, donated)
+                key = self._key(program, lowered)
                 lower_s = self._now() - began
-                jobs.append(pool.submit(self._compiled, program, donated, lowered, lower_s))
-            return tuple(job.result() for job in jobs)
+                if key not in calls:
+                    calls[key] = pool.submit(self._compiled, lowered)
+                jobs.append((program, donated, lower_s, calls[key]))
+            return tuple(
+                Executable(program, call.result()[0], donated, lower_s + call.result()[1])
+                for program, donated, lower_s, call in jobs
+            )
+
+    def _key(self, program: StageProgram, lowered: jax.stages.Lowered) -> object:
+        """Equal for equal programs of stages on one mesh: they are compiled once."""
+        mesh = self.meshes[program.stage]
+        if sum(other is mesh for other in self.meshes) == 1:
+            return object()
+        weak = tuple(self.avals[slot].weak_type for slot in program.results)
+        return mesh, weak, lowered.as_text()
 
     def _now(self) -> float:
         return 0.0 if self.clock is None else self.clock()
@@ -182,16 +197,10 @@ class _Build:
         )
         return jitted.lower(*avals)
 
-    def _compiled(
-        self,
-        program: StageProgram,
-        donated: tuple[int, ...],
-        lowered: jax.stages.Lowered,
-        lower_s: float,
-    ) -> Executable:
+    def _compiled(self, lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float]:
         began = self._now()
         call = lowered.compile()
-        return Executable(program, call, donated, lower_s + self._now() - began)
+        return call, self._now() - began
 
     def _donated(self, program: StageProgram) -> tuple[int, ...]:
         """What is updated in place, and freed slots whose buffer some result fits."""

@@ -145,7 +145,7 @@ class Traced:
         count = num_microbatches or settings.num_microbatches
         layered, note = self._layers(count)
         plan = settings.passes.plan(layered, self.cluster, schedule or settings.schedule)
-        return Planned(self, layered, plan, (note,) if note else ())
+        return self._scheduled(layered, plan, note)
 
     def with_plan(
         self, plan: Plan | str, *, num_microbatches: int | Literal["auto"] | None = None
@@ -173,11 +173,16 @@ class Traced:
                 cluster=self.cluster,
                 num_layers=layered.num_layers,
                 num_microbatches=layered.program.num_microbatches,
-                schedule="1f1b" if settings.schedule == "auto" else settings.schedule,
+                schedule=settings.schedule,
             )
             plan = replace(plan, fingerprint=fingerprint(layered))
         plan.check(self.cluster, layered.num_layers, fingerprint(layered), self.program.batch_size)
-        return Planned(self, layered, plan, (note,) if note else ())
+        return self._scheduled(layered, plan, note)
+
+    def _scheduled(self, layered: ir.Layered, plan: Plan, note: str) -> Planned:
+        choice = self._settings.passes.schedule(layered, plan, self.cluster)
+        notes = (note, *choice.notes) if note else choice.notes
+        return Planned(self, layered, choice.plan, notes)
 
     def _layers(self, count: int | Literal["auto"]) -> tuple[ir.Layered, str]:
         settings = self._settings

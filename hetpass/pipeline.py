@@ -1,6 +1,6 @@
 """The passes in order: the only module that knows which comes after which.
 
-    trace -> split -> segment -> plan -> partition -> compile -> run
+    trace -> split -> segment -> plan -> schedule -> partition -> compile -> run
 
 Between two passes stands one hook: it times the pass, verifies its value, and tells an observer.
 No pass reads a clock or checks its own work.
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import jax
 
 from hetpass.analysis.fingerprint import fingerprint
+from hetpass.analysis.held_bytes import activation_bytes, fixed_bytes
 from hetpass.backend.compile import CompiledStep, compile
 from hetpass.errors import SplitError
 from hetpass.frontend.microbatch import SplitOptions, split
@@ -26,7 +27,9 @@ from hetpass.ir.plan import Plan
 from hetpass.ir.program import Layered, Staged, StepProgram, Traced
 from hetpass.ir.verify import verify
 from hetpass.planner.default import default_plan
-from hetpass.schedules.make import make_schedule
+from hetpass.planner.schedule_choice import ScheduleChoice, choose_schedule, plan_schedule
+from hetpass.planner.stage_costs import StageNumbers, limits_bytes, pipeline_costs
+from hetpass.schedules.costs import PipelineCosts
 from hetpass.transforms.beside import stages_beside
 from hetpass.transforms.partition import partition, partition_layers
 
@@ -104,9 +107,21 @@ class Passes:
             flops if any(flops) else [1.0] * layered.num_layers,
             program.num_microbatches,
             microbatch_size=max(1, (program.traced.batch_size or 1) // program.num_microbatches),
-            schedule=DEFAULT_SCHEDULE if schedule == "auto" else schedule,
+            schedule=schedule,
         )
         return self._run("plan", lambda: replace(plan, fingerprint=fingerprint(layered)))
+
+    def schedule(self, layered: Layered, plan: Plan, cluster: Cluster) -> ScheduleChoice:
+        """Decides what the plan leaves open about its schedule; the plan then says it."""
+        return self._run(
+            "schedule",
+            lambda: choose_schedule(
+                plan,
+                stage_costs(layered, plan, cluster),
+                has_backward=any(layered.backward),
+                limits_bytes=limits_bytes(plan, cluster),
+            ),
+        )
 
     def partition(self, layered: Layered, plan: Plan) -> Staged:
         return self._run("partition", lambda: partition(layered, plan))
@@ -114,12 +129,10 @@ class Passes:
     def compile(
         self, staged: Staged, plan: Plan, devices: Mapping[str, Sequence[jax.Device]]
     ) -> CompiledStep:
-        schedule = make_schedule(
-            DEFAULT_SCHEDULE if plan.schedule == "auto" else plan.schedule,
-            num_stages=staged.num_stages,
+        schedule = plan_schedule(
+            plan,
+            has_backward=any(f.role in ("backward", "weight") for f in staged.fragments),
             num_microbatches=staged.num_microbatches,
-            has_backward=any(f.role == "backward" for f in staged.fragments),
-            in_flight=_in_flight(plan),
         )
         return self._run(
             "compile",
@@ -152,7 +165,9 @@ class Passes:
         staged = self._run(
             "partition", lambda: partition_layers(layered, stages, len(leader.meshes), homes)
         )
-        return self.compile(staged, replace(plan, schedule=DEFAULT_SCHEDULE), devices)
+        shared = len(set(plan.lane_of)) < len(plan.lane_of)
+        schedule = "auto" if shared else DEFAULT_SCHEDULE
+        return self.compile(staged, replace(plan, schedule=schedule, tasks=()), devices)
 
     def _run(self, name: str, function: Callable[[], T]) -> T:
         began = time.perf_counter()
@@ -165,11 +180,26 @@ class Passes:
         return value
 
 
-def _in_flight(plan: Plan) -> tuple[int, ...] | None:
-    counts = [stage.in_flight for stage in plan.pipelines[0].stages]
-    if any(c is None for c in counts):
-        return None
-    return tuple(c for c in counts if c is not None)
+def stage_costs(layered: Layered, plan: Plan, cluster: Cluster) -> PipelineCosts:
+    """Seconds and bytes of the plan's stages and links, as far as sizes and peak rates tell."""
+    stages = plan.pipelines[0].stages
+    stage_of = [i for i, s in enumerate(stages) for _ in range(s.first_layer, s.last_layer + 1)]
+    activations = activation_bytes(layered, stage_of)
+    fixed = fixed_bytes(layered, stage_of)
+    numbers = []
+    for i, stage in enumerate(stages):
+        span = slice(stage.first_layer, stage.last_layer + 1)
+        last = stage.last_layer
+        numbers.append(
+            StageNumbers(
+                forward_flops=sum(layered.forward_flops[span]),
+                backward_flops=sum(layered.backward_flops[span]),
+                sent_bytes=layered.cut_bytes[last] if last < layered.num_layers - 1 else 0.0,
+                activation_bytes=activations[i],
+                fixed_bytes=fixed[i],
+            )
+        )
+    return pipeline_costs(plan, cluster, tuple(numbers))
 
 
 def choose_microbatches(traced: Traced, cluster: Cluster) -> int:

@@ -235,7 +235,7 @@ class Plan:
         return cls((Pipeline(stages, num_microbatches),), schedule)
 
     def to_text(self) -> str:
-        """The inverse of `parse`: layers and submeshes.
+        """The inverse of `parse`: layers and submeshes; the schedule is no part of it.
 
         Raises:
           PlanError: HP-PLAN-TEXT, the plan says more than the one line can.
@@ -245,8 +245,6 @@ class Plan:
             len(self.pipelines) > 1 and "several pipelines",
             any(s.shardings for s in stages) and "shardings",
             any(s.recompute != "none" for s in stages) and "recomputation",
-            any(s.in_flight is not None for s in stages) and "in-flight counts",
-            bool(self.tasks) and "an order of tasks",
         ]
         if any(more):
             READER.refuse(

@@ -47,7 +47,7 @@ def default_plan(
     stages = []
     usable = []
     for group in cluster.groups:
-        rate = _rate(group.kind, dtype)
+        rate = peak_rate(group.kind, dtype)
         if rate > 0:
             devices = _largest_divisor(microbatch_size, group.num_devices)
             usable.append((group.name, devices, devices * rate))
@@ -121,7 +121,7 @@ def _runs(
     return tuple(reversed(runs))
 
 
-def _rate(kind: DeviceKind, dtype: str) -> float:
+def peak_rate(kind: DeviceKind, dtype: str) -> float:
     """FLOP/s of one device; 0 where the kind lacks the format."""
     rate = kind.peak_flops.get(dtype, 0.0)
     # JAX multiplies float32 on matrix units at its default precision where they take it.

@@ -63,6 +63,10 @@ class SplitError(HetpassError):
     """A step that cannot be run in microbatches with the same meaning: HP-SPLIT-…"""
 
 
+class FactsError(HetpassError):
+    """Facts about a program that cannot be: HP-FACTS-…"""
+
+
 class ScheduleError(HetpassError):
     """A schedule that is unknown, or that cannot run: HP-SCHEDULE-…"""
 

@@ -1,0 +1,1 @@
+"""Facts and a device group in, seconds and bytes out. No JAX."""

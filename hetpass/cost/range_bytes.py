@@ -1,0 +1,75 @@
+"""Bytes that one device of a stage holds. No JAX.
+
+fixed           parameters, optimizer state, gradient accumulators, transfer buffers, and with
+                recomputation the activations of the one microbatch that is in backward
+per microbatch  in flight: the activations held for backward; with recomputation only what the
+                stage reads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpass.cost.analytic import Submesh
+from hetpass.ir.facts import LayerFacts
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class RangeBytes:
+    """For every range of layers, entry [first, end]; infinite where first >= end."""
+
+    fixed: Floats
+    per_microbatch: Floats
+
+
+def range_bytes(
+    layers: Sequence[LayerFacts], submesh: Submesh, examples: float, recompute: str
+) -> RangeBytes:
+    """Bytes per device of every range of layers.
+
+    Args:
+      layers: all L of the program.
+      submesh: rows share the examples, devices of a row the parameters and activations.
+      examples: in a microbatch.
+      recompute: "none" or "full".
+    """
+    share = examples / submesh.data
+    ways = [min(submesh.model, layer.most_tensor_parallel) for layer in layers]
+    held = [layer.parameter_bytes + layer.state_bytes + layer.gradient_bytes for layer in layers]
+    state = over_ranges([size / w for size, w in zip(held, ways, strict=True)])
+    activations = over_ranges(
+        [layer.activation_bytes.of(share) / w for layer, w in zip(layers, ways, strict=True)]
+    )
+    crossing = np.array(
+        [0.0]
+        + [b.boundary_bytes.of(share) + b.gradient_boundary_bytes.of(share) for b in layers[:-1]]
+        + [0.0]
+    )
+    incoming = np.array([0.0] + [layer.boundary_bytes.of(share) for layer in layers[:-1]])
+    buffers = crossing[:-1, None] + crossing[None, :]
+    if recompute == "none":
+        return RangeBytes(state + buffers, activations)
+    inputs = np.where(np.isfinite(activations), incoming[:, None], np.inf)
+    return RangeBytes(state + buffers + activations, inputs)
+
+
+def over_ranges(per_layer: Sequence[float]) -> Floats:
+    """Entry [first, end] is the sum over layers first … end - 1; infinite where there are none.
+
+    Layers of infinite cost make the ranges that hold them infinite.
+    """
+    values = np.asarray(per_layer, dtype=np.float64)
+    infinite = np.isinf(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(infinite, 0.0, values))])
+    counts = np.concatenate([[0], np.cumsum(infinite)])
+    result: Floats = sums[None, :] - sums[:-1, None]
+    result[counts[None, :] > counts[:-1, None]] = np.inf
+    first = np.arange(len(values))
+    result[first[:, None] >= np.arange(len(values) + 1)[None, :]] = np.inf
+    return result

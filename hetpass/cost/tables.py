@@ -1,0 +1,219 @@
+"""Costs of every range of layers on every submesh: all that the inter-op program sees. No JAX.
+
+The analytic model fills the tables here; whatever knows better (an intra-op program, a measured
+profile) fills the same tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpass.cost.analytic import Assumptions, Submesh, layer_seconds
+from hetpass.cost.range_bytes import over_ranges, range_bytes
+from hetpass.cost.submeshes import submesh_sizes, submeshes
+from hetpass.ir.cluster import Cluster
+from hetpass.ir.devices import DeviceGroup
+from hetpass.ir.facts import ProgramFacts
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GroupRoom:
+    """What a group has to give.
+
+    Attributes:
+      name: in plans.
+      devices: how many.
+      memory_bytes: that a stage may use on each.
+    """
+
+    name: str
+    devices: int
+    memory_bytes: float
+
+
+@dataclass(frozen=True, eq=False)
+class StageTable:
+    """One way to run stages on `devices` devices of a group, for every range of layers.
+
+    The arrays have shape [L, L + 1]; entry [first, end] is of the layers first … end - 1, infinite
+    where the range is empty or cannot run so.
+
+    Attributes:
+      group: index into `CostTables.groups`.
+      devices: how many the stage takes.
+      mesh: (axis, size) pairs, as a plan has them.
+      recompute: "none" or "full".
+      forward_s, backward_s: per microbatch.
+      once_s: gradient sync and update, once per step.
+      fixed_bytes: on each device, all the time.
+      activation_bytes: on each device, per microbatch in flight.
+    """
+
+    group: int
+    devices: int
+    mesh: tuple[tuple[str, int], ...]
+    recompute: str
+    forward_s: Floats
+    backward_s: Floats
+    once_s: Floats
+    fixed_bytes: Floats
+    activation_bytes: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class CostTables:
+    """The inter-op problem for one number of microbatches.
+
+    Attributes:
+      num_layers, num_microbatches: L and M.
+      groups: G of them.
+      stages: the ways to run a stage.
+      link_forward_s, link_backward_s: shape [G, G, L + 1]; entry [p, g, k] is for how long an
+        activation (its gradient) that crosses in front of layer k occupies the link from group p
+        to group g; infinite where there is no link.
+      link_latency_s: shape [G, G].
+    """
+
+    num_layers: int
+    num_microbatches: int
+    groups: tuple[GroupRoom, ...]
+    stages: tuple[StageTable, ...]
+    link_forward_s: Floats
+    link_backward_s: Floats
+    link_latency_s: Floats
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What is tabulated.
+
+    Attributes:
+      assumed: shares of peak figures.
+      recompute: the ways to recompute that stages may use.
+      whole_hosts: stages take no parts of hosts, where a group has several hosts.
+      most_model: the largest tensor parallelism.
+    """
+
+    assumed: Assumptions = field(default_factory=Assumptions)
+    recompute: tuple[str, ...] = ("none", "full")
+    whole_hosts: bool = False
+    most_model: int = 8
+
+
+def cost_tables(
+    facts: ProgramFacts,
+    cluster: Cluster,
+    num_microbatches: int,
+    options: TableOptions = TableOptions(),
+) -> CostTables:
+    """Analytic costs of a program on a cluster, cut into M microbatches.
+
+    `num_microbatches` must divide the batch.
+    """
+    examples = facts.batch_size // num_microbatches
+    cluster = canonical(cluster)
+    most_model = min(options.most_model, max(x.most_tensor_parallel for x in facts.layers))
+    stages = [
+        stage_table(facts, cluster, index, submesh, num_microbatches, recompute, options.assumed)
+        for index, group in enumerate(cluster.groups)
+        for devices in submesh_sizes(group, whole_hosts=options.whole_hosts)
+        for submesh in submeshes(group, devices, examples, most_model)
+        for recompute in options.recompute
+    ]
+    forward, backward, latency = link_tables(facts, cluster, examples)
+    return CostTables(
+        num_layers=facts.num_layers,
+        num_microbatches=num_microbatches,
+        groups=group_rooms(cluster, options.assumed),
+        stages=tuple(stages),
+        link_forward_s=forward,
+        link_backward_s=backward,
+        link_latency_s=latency,
+    )
+
+
+def stage_table(
+    facts: ProgramFacts,
+    cluster: Cluster,
+    group_index: int,
+    submesh: Submesh,
+    num_microbatches: int,
+    recompute: str,
+    assumed: Assumptions,
+) -> StageTable:
+    """Every range of layers on one submesh."""
+    group = cluster.groups[group_index]
+    examples = facts.batch_size // num_microbatches
+    seconds = [layer_seconds(layer, group, submesh, examples, assumed) for layer in facts.layers]
+    forward = over_ranges([s.forward for s in seconds])
+    backward = over_ranges([s.backward for s in seconds])
+    held = range_bytes(facts.layers, submesh, examples, recompute)
+    return StageTable(
+        group=group_index,
+        devices=submesh.devices,
+        mesh=submesh.axes,
+        recompute=recompute,
+        forward_s=forward,
+        backward_s=backward + forward if recompute == "full" else backward,
+        once_s=over_ranges([s.sync + s.update for s in seconds]),
+        fixed_bytes=held.fixed,
+        activation_bytes=held.per_microbatch,
+    )
+
+
+def link_tables(
+    facts: ProgramFacts, cluster: Cluster, examples: float
+) -> tuple[Floats, Floats, Floats]:
+    """Occupation forward and backward [G, G, L + 1], and latency [G, G], all in seconds."""
+    there = np.array([0.0] + [layer.boundary_bytes.of(examples) for layer in facts.layers])
+    back = np.array([0.0] + [layer.gradient_boundary_bytes.of(examples) for layer in facts.layers])
+    there[-1] = back[-1] = 0.0  # nothing follows the last layer
+    count = len(cluster.groups)
+    slowness = np.full((count, count), np.inf)
+    latency = np.full((count, count), np.inf)
+    for p, one in enumerate(cluster.groups):
+        for g, other in enumerate(cluster.groups):
+            link = cluster.link(one.name, other.name)
+            if link is not None:
+                slowness[p, g], latency[p, g] = 1 / link.bandwidth, link.latency_s
+    with np.errstate(invalid="ignore"):
+        forward, backward = slowness[:, :, None] * there, slowness[:, :, None] * back
+    forward[np.isnan(forward)] = backward[np.isnan(backward)] = np.inf
+    return forward, backward, latency
+
+
+def group_rooms(cluster: Cluster, assumed: Assumptions) -> tuple[GroupRoom, ...]:
+    """What each group has to give, in the order of the cluster."""
+    return tuple(
+        GroupRoom(
+            group.name,
+            group.num_devices,
+            group.kind.memory_bytes * assumed.memory,
+        )
+        for group in cluster.groups
+    )
+
+
+def canonical(cluster: Cluster) -> Cluster:
+    """The cluster with its groups in an order that neither their names nor their places decide.
+
+    Ties in the program go to what comes first: so renaming or reordering groups changes no plan.
+    """
+    groups = sorted(cluster.groups, key=lambda group: _order_key(group, cluster))
+    return Cluster(tuple(groups), cluster.links, cluster.default_link)
+
+
+def _order_key(group: DeviceGroup, cluster: Cluster) -> str:
+    others: Sequence[DeviceGroup] = [g for g in cluster.groups if g.name != group.name]
+    ties = sorted(
+        f"{cluster.link(group.name, o.name)!r} {o.kind} {o.hosts} {o.devices_per_host}"
+        for o in others
+    )
+    own = f"{group.kind} {group.hosts} {group.devices_per_host}"
+    return "\n".join([own, f"{group.intra_host!r} {group.inter_host!r}", *ties])

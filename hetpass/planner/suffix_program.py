@@ -1,0 +1,265 @@
+"""The suffix dynamic program: the shortest fill whose load stays within a bound. No JAX.
+
+Over layers from the last to the first. V[p][x, k, N] is the shortest fill of the layers k … L - 1
+on the devices that state x leaves, after a stage on group p which must hold N microbatches in
+flight; the link in front of layer k is counted. Keeping every N apart is the Pareto front over
+(time, microbatches in flight): a stage with little memory may need a slower, shallower suffix.
+
+Vectorized over states and ranges; the sums of a path are always taken in the same order, and ties
+go to the first option, so that equal problems give equal plans.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpass.cost.tables import CostTables
+from hetpass.planner.objective import Pick, most_in_flight, needed_deltas
+from hetpass.planner.resources import NO_STATE, START, ResourceGraph
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """One way to run a stage on some devices: entry [first, end] of a range of layers.
+
+    Attributes:
+      table: index into `CostTables.stages`.
+      time_s: t, infinite where another way with as many devices is better in all that counts.
+      load_s: (M - 1) t + u.
+      most: microbatches in flight that fit.
+    """
+
+    table: int
+    time_s: Floats
+    load_s: Floats
+    most: Counts
+
+
+Choices = Mapping[tuple[int, int], tuple[Choice, ...]]
+"""By group and number of devices."""
+
+
+def choices_of(tables: CostTables) -> Choices:
+    """The ways to run stages, without those that are dominated."""
+    m = tables.num_microbatches
+    by_size: dict[tuple[int, int], list[Choice]] = {}
+    for index, table in enumerate(tables.stages):
+        time_s = table.forward_s + table.backward_s
+        most = most_in_flight(table, tables.groups[table.group].memory_bytes, m)
+        with np.errstate(invalid="ignore"):
+            load_s = (m - 1) * time_s + table.once_s
+        load_s[np.isnan(load_s)] = np.inf
+        choice = Choice(index, time_s, load_s, most)
+        by_size.setdefault((table.group, table.devices), []).append(choice)
+    kept = {
+        key: tuple(c for c in _undominated(ways) if np.isfinite(c.time_s).any())
+        for key, ways in sorted(by_size.items())
+    }
+    return {key: ways for key, ways in kept.items() if ways}
+
+
+def _undominated(ways: Sequence[Choice]) -> list[Choice]:
+    results = []
+    for i, way in enumerate(ways):
+        time_s = np.where(way.most >= 1, way.time_s, np.inf)
+        for j, other in enumerate(ways):
+            if i == j:
+                continue
+            no_better = (
+                (other.time_s <= way.time_s)
+                & (other.load_s <= way.load_s)
+                & (other.most >= way.most)
+            )
+            same = (
+                (other.time_s == way.time_s)
+                & (other.load_s == way.load_s)
+                & (other.most == way.most)
+            )
+            time_s[no_better & ~same | (same & (j < i))] = np.inf
+        results.append(Choice(way.table, time_s, way.load_s, way.most))
+    return results
+
+
+@dataclass(frozen=True, eq=False)
+class SuffixProgram:
+    """The program for one problem; `solve` runs it for a bound.
+
+    Attributes:
+      tables, choices, graph: the problem.
+      most_levels: in-flight counts are told apart up to so many; a stage that needs more must have
+        room for all M.
+    """
+
+    tables: CostTables
+    choices: Choices
+    graph: ResourceGraph
+    most_levels: int = 32
+
+    def levels(self) -> int:
+        """How many in-flight counts matter: beyond the largest that binds, all are alike."""
+        m = self.tables.num_microbatches
+        binding = max(
+            (int(c.most[c.most < m].max(initial=0)) for w in self.choices.values() for c in w),
+            default=0,
+        )
+        return max(1, min(m, binding + 1, self.most_levels))
+
+    def solve(self, bound_s: float, *, free_memory: bool = False) -> tuple[Pick, ...] | None:
+        """The stages of the shortest fill with a load of at most `bound_s`; None if there are none.
+
+        Args:
+          free_memory: one microbatch in flight is taken for any number: faster, and a lower bound.
+        """
+        return _Run(self, bound_s, 1 if free_memory else self.levels(), free_memory).picks()
+
+
+class _Run:
+    """One bound: the tables of values, and the path through them."""
+
+    def __init__(
+        self, program: SuffixProgram, bound_s: float, levels: int, free_memory: bool
+    ) -> None:
+        self.choices, self.graph = program.choices, program.graph
+        tables = program.tables
+        self.m, self.layers = tables.num_microbatches, tables.num_layers
+        self.bound_s, self.levels, self.free_memory = bound_s, levels, free_memory
+        occupied = np.maximum(tables.link_forward_s, tables.link_backward_s)
+        rounds = tables.link_forward_s + tables.link_backward_s
+        rounds = rounds + 2 * tables.link_latency_s[:, :, None]
+        with np.errstate(invalid="ignore"):
+            fast = (self.m - 1) * occupied <= bound_s
+        self.round_s = np.where(fast & np.isfinite(rounds), rounds, np.inf)
+        self.values = [
+            np.full((count, self.layers + 1, levels), np.inf) for count in self.graph.counts
+        ]
+        for value in self.values:
+            value[:, self.layers, 0] = 0.0
+
+    def picks(self) -> tuple[Pick, ...] | None:
+        for layer in range(self.layers - 1, 0, -1):
+            for (group, devices), ways in self.choices.items():
+                self._extend(layer, group, devices, ways)
+        return self._path()
+
+    def _ranges(self, way: Choice, layer: int) -> Counts:
+        """The ends of the ranges that begin at `layer` and stay within the bound."""
+        load_s = way.load_s[layer]
+        usable = (load_s <= self.bound_s) & np.isfinite(load_s) & np.isfinite(way.time_s[layer])
+        return np.nonzero(usable)[0]
+
+    def _ends(self, way: Choice, layer: int, ends: Counts, states: Floats) -> Floats:
+        """Fill of a stage and what follows, [states, ends, N]; infinite where N does not fit."""
+        most = way.most[layer, ends]
+        counts = np.arange(1, self.levels + 1)
+        if not self.free_memory and self.levels < self.m:
+            counts[-1] = self.m  # the last level stands for all that are larger
+        room = np.where(counts[None, :] <= most[:, None], 0.0, np.inf)
+        cost: Floats = states + (way.time_s[layer, ends][:, None] + room)
+        return cost
+
+    def _deltas(self, way: Choice, layer: int, ends: Counts, round_s: float) -> Counts:
+        if self.free_memory:
+            return np.ones(len(ends), dtype=np.int64)
+        return needed_deltas(way.time_s[layer, ends] + round_s, self.bound_s, self.m)
+
+    def _extend(self, layer: int, group: int, devices: int, ways: Sequence[Choice]) -> None:
+        """Every stage that begins at `layer` on these devices, after every group."""
+        before = [
+            p
+            for p in range(len(self.values))
+            if np.isfinite(self.round_s[p, group, layer])
+            and (p, group, devices) in self.graph.moves
+        ]
+        if not before:
+            return
+        count = self.graph.counts[group]
+        best = {p: np.full((count + 1, self.levels), np.inf) for p in before}
+        found = False
+        for way in ways:
+            ends = self._ranges(way, layer)
+            if not len(ends):
+                continue
+            found = True
+            fill = self._ends(way, layer, ends, self.values[group][:, ends])
+            shifted: dict[bytes, Floats] = {}
+            for p in before:
+                deltas = self._deltas(way, layer, ends, float(self.round_s[p, group, layer]))
+                key = deltas.tobytes()
+                if key not in shifted:
+                    shifted[key] = self._shifted(fill, deltas)
+                np.minimum(best[p][:-1], shifted[key], out=best[p][:-1])
+        if not found:
+            return
+        for p in before:
+            moves = self.graph.moves[p, group, devices]  # NO_STATE reads the last, infinite row
+            value = self.values[p][:, layer]
+            np.minimum(value, best[p][moves] + self.round_s[p, group, layer], out=value)
+
+    def _shifted(self, fill: Floats, deltas: Counts) -> Floats:
+        """The best over ends, [states, N + δ]: what the stage in front must hold."""
+        if self.levels == 1:
+            least: Floats = fill.min(axis=1)
+            return least
+        result = np.full((fill.shape[0], self.levels), np.inf)
+        for delta in np.unique(deltas):
+            least = fill[:, deltas == delta].min(axis=1)
+            cut = max(self.levels - int(delta), 0)
+            if cut:
+                moved = result[:, self.levels - cut :]
+                np.minimum(moved, least[:, :cut], out=moved)
+            last = result[:, -1]
+            np.minimum(last, least[:, cut:].min(axis=1), out=last)
+        return result
+
+    # -- the path -----------------------------------------------------------------------------
+
+    def _path(self) -> tuple[Pick, ...] | None:
+        picks: list[Pick] = []
+        group, state, layer, level = START, 0, 0, -1
+        while layer < self.layers:
+            step = self._step(group, state, layer, level)
+            if step is None:
+                if picks:
+                    raise AssertionError("a value of the program has no path")
+                return None
+            pick, group, state, level = step
+            picks.append(pick)
+            layer = pick.end
+        return tuple(picks)
+
+    def _step(
+        self, before: int, state: int, layer: int, level: int
+    ) -> tuple[Pick, int, int, int] | None:
+        """The first best stage from a state whose value is at `level`; any level at the start."""
+        best_s, best = math.inf, None
+        for (group, devices), ways in self.choices.items():
+            moves = self.graph.moves.get((before, group, devices))
+            round_s = 0.0 if before == START else float(self.round_s[before, group, layer])
+            if moves is None or moves[state] == NO_STATE or math.isinf(round_s):
+                continue
+            after = int(moves[state])
+            for way in ways:
+                ends = self._ranges(way, layer)
+                if not len(ends):
+                    continue
+                fill = self._ends(way, layer, ends, self.values[group][after][ends])
+                if before != START and not self.free_memory:
+                    deltas = self._deltas(way, layer, ends, round_s)
+                    reached = np.arange(self.levels)[None, :] + deltas[:, None]
+                    reached = np.minimum(reached, self.levels - 1)
+                    fill = np.where(reached == level, fill, np.inf)
+                fill = fill + round_s
+                at = int(fill.argmin())
+                if fill.flat[at] < best_s:
+                    best_s = float(fill.flat[at])
+                    end, index = divmod(at, self.levels)
+                    best = Pick(way.table, layer, int(ends[end])), group, after, index
+        return best

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hetpass.planner.inter_op import InterOpOptions, inter_op
+from hetpass.planner.objective import fits, priced
+from tests.planner.inter_op_instances import least_step_s, random_tables
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_equal_to_enumeration(block):
+    infeasible = 0
+    for seed in range(30 * block, 30 * block + 30):
+        tables = random_tables(np.random.default_rng(seed))
+        expected = least_step_s(tables)
+        result = inter_op(tables, InterOpOptions(one_run=False))
+        if result is None:
+            assert math.isinf(expected), f"seed {seed}: {expected}"
+            infeasible += 1
+            continue
+        assert result.best.step_s == pytest.approx(expected, rel=1e-7), f"seed {seed}"
+        assert fits(tables, result.best)
+        assert priced(tables, result.best.picks).fill_s == result.best.fill_s
+        assert result.gap <= 1e-8
+    assert infeasible < 20
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_one_run_per_group_equal_to_enumeration(block):
+    for seed in range(1000 + 20 * block, 1020 + 20 * block):
+        tables = random_tables(np.random.default_rng(seed))
+        expected = least_step_s(tables, runs=True)
+        result = inter_op(tables, InterOpOptions(one_run=True))
+        found = result.best.step_s if result else math.inf
+        assert found == pytest.approx(expected, rel=1e-7), f"seed {seed}"

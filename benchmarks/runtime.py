@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -86,11 +87,11 @@ def compare(config: GPTConfig, stages: int, microbatches: int, size: int, rounds
     """Median seconds of the three ways, and their ratios."""
     batch = batch_of(config, size)
     compiled, state = compiled_step(config, stages, microbatches, batch)
-    local = jax.tree.map(lambda x: jax.device_put(x, jax.devices()[0]), state)
-    copy = jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), state)
+    copy = functools.partial(jax.tree.map, jax.numpy.copy)
+    local = jax.device_put(copy(state), jax.devices()[0])
     steps = {
-        "pipelined": (compiled, state),
-        "back to back": (back_to_back(compiled), jax.tree.map(jax.numpy.copy, copy)),
+        "pipelined": (compiled, copy(state)),
+        "back to back": (back_to_back(compiled), copy(state)),
         "jit": (jax.jit(gpt_linen.train_step, donate_argnums=0), local),
     }
     seconds: dict[str, list[float]] = {name: [] for name in steps}

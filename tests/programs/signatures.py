@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,12 @@ from tests.programs.models import (
     sgd,
 )
 from tests.programs.program import Run, program
+
+
+class State(NamedTuple):
+    params: Any
+    momentum: Any
+    extra: None
 
 
 def _mse(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -94,8 +99,6 @@ def keyword_arguments() -> Run:
 
 @program("B12")
 def none_leaves_and_named_tuples() -> Run:
-    State = namedtuple("State", ["params", "momentum", "extra"])
-
     def step(state: Any, batch: Any) -> Any:
         loss, grads = jax.value_and_grad(_mse)(state.params, *batch[:2])
         momentum = jax.tree.map(lambda m, g: 0.9 * m + g, state.momentum, grads)

@@ -80,10 +80,10 @@ def _experts(draw: np.random.Generator) -> Params:
 
 
 def _capacity_routing_loss(params: Params, batch: Batch) -> jax.Array:
-    """Each expert takes its first (tokens / experts) tokens in the order of the batch."""
+    """Each expert takes its first half-a-batch tokens, in the order of the batch."""
     gates = jax.nn.softmax(batch["x"] @ params["router"])
     choice = jax.nn.one_hot(gates.argmax(-1), 4)
-    capacity = batch["x"].shape[0] // 4
+    capacity = batch["x"].shape[0] // 2
     place = (jnp.cumsum(choice, axis=0) - 1) * choice
     slots = jax.nn.one_hot(place.sum(-1).astype(jnp.int32), capacity)
     dispatch = choice[:, :, None] * slots[:, None, :]
@@ -96,7 +96,9 @@ def _capacity_routing_loss(params: Params, batch: Batch) -> jax.Array:
 def _capacity_run(**options: Any) -> Run:
     draw = np.random.default_rng(72)
     step = sgd_step(_capacity_routing_loss)
-    return Run(step, (_experts(draw), regression(draw, DIM, DIM)), options=options)
+    # 16 examples: capacity is a whole number for two examples, the smallest microbatch of M = 8
+    batch = {name: normal(draw, 16, DIM) + 0.5 for name in ("x", "y")}
+    return Run(step, (_experts(draw), batch), options=options)
 
 
 @program("A5", expect="either", naive=mean_of_slices, shouts=0.2)

@@ -101,6 +101,15 @@ class Plan:
             lanes.setdefault(stage.replicas, len(lanes)) for stage in self.pipelines[0].stages
         )
 
+    @property
+    def lane_names(self) -> tuple[str, ...]:
+        """Per lane of the first pipeline, what people call it: "0 · fast[4]"."""
+        names: dict[int, str] = {}
+        for lane, stage in zip(self.lane_of, self.pipelines[0].stages, strict=True):
+            places = " + ".join(f"{r.group}[{len(r.devices)}]" for r in stage.replicas)
+            names.setdefault(lane, f"{lane} · {places}")
+        return tuple(names.values())
+
     def _replicas(self) -> Iterator[tuple[str, Replica]]:
         """Every replica with its path."""
         for p, pipeline in enumerate(self.pipelines):

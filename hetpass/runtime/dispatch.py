@@ -25,7 +25,8 @@ _ROLES = {"F": "forward", "B": "backward", "W": "weight"}
 class Run:
     """Runs an executable: cells in, cells out, the last of them for its token.
 
-    `drops`: cells that nothing reads any more.
+    `name`: "forward 0.3", "epilogue 1". `task`: what it completes. `microbatch`: None for what
+    runs once per step. `drops`: cells that nothing reads any more.
     """
 
     call: Callable[..., Sequence[jax.Array]]
@@ -34,16 +35,22 @@ class Run:
     stage: int
     name: str
     task: Task | None
+    microbatch: int | None = None
     drops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Move:
-    """Sends one cell's array to another stage."""
+    """Sends one cell's array to another stage.
+
+    `stages`: from and to. `microbatch`: None for what is sent once per step.
+    """
 
     call: Callable[[jax.Array], jax.Array]
     source: int
     target: int
+    stages: tuple[int, int]
+    microbatch: int | None
     drops: tuple[int, ...] = ()
 
 
@@ -182,7 +189,11 @@ class _Assembler:
         cell = self._cell(slot, number)
         self.written.add(cell)
         for target, link in self.sends.get(slot, ()):
-            self.instructions.append(Move(link, cell, self._cell(target, number)))
+            slots = self.compiled.staged.slots
+            stages = (slots[slot].stage, slots[target].stage)
+            self.instructions.append(
+                Move(link, cell, self._cell(target, number), stages, number)
+            )
             self._written(target, number)
 
     def _bound(self, task: Task) -> None:
@@ -219,7 +230,15 @@ class _Assembler:
             self.tokens[task] = results[-1]
         self.written.update(results)
         self.instructions.append(
-            Run(executable.call, tuple(arguments), tuple(results), program.stage, name, task)
+            Run(
+                executable.call,
+                tuple(arguments),
+                tuple(results),
+                program.stage,
+                name,
+                task,
+                number,
+            )
         )
 
     def _unwritten(self, executable: Executable, number: int | None, slot: int) -> ScheduleError:

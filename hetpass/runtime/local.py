@@ -22,7 +22,7 @@ from hetpass.backend.reshard import Placement
 from hetpass.errors import ExecutionError
 from hetpass.ir.program import FromInput, FromLiteral, FromSlot, InputLeaf
 from hetpass.runtime.dispatch import Dispatch, Move, Run, dispatch
-from hetpass.runtime.recorder import Recorder
+from hetpass.runtime.recorder import Observe, Recorder
 
 Record = Callable[[str, int, float, float], None]
 """Called as record(name, stage, start_s, end_s) for every fragment that ran."""
@@ -93,16 +93,27 @@ class LocalRuntime:
           ExecutionError: HP-RUN-DONATED, HP-RUN-ALIASED, HP-RUN-COUNT or HP-RUN-SHAPE, before
             anything runs.
         """
+        if record is None:
+            return self._step(arguments, None)
+
+        def observe(instruction: Run | Move, start_s: float, end_s: float) -> None:
+            if isinstance(instruction, Run):
+                record(instruction.name, instruction.stage, start_s, end_s)
+
+        return self.observed(arguments, observe)
+
+    def observed(self, arguments: Sequence[Any], observe: Observe) -> list[jax.Array]:
+        """One step, waited for; `observe` is told the times of every fragment and transfer."""
+        with Recorder(observe, self.compiled.schedule.lane_of) as recorder:
+            return self._step(arguments, recorder)
+
+    def _step(self, arguments: Sequence[Any], recorder: Recorder | None) -> list[jax.Array]:
         inputs = self.compiled.staged.layered.program.traced.inputs
         check_arguments(arguments, inputs[: len(inputs) - self._num_constants])
         cells = list(self._cells)
         for feed in self._feeds:
             cells[feed.cell] = feed.place(arguments[feed.input])
-        if record is None:
-            _send(self.program, cells)
-        else:
-            with Recorder(record) as recorder:
-                _send(self.program, cells, recorder)
+        _send(self.program, cells, recorder)
         results = self._results(arguments, cells)
         for number in self._given_away:
             value = arguments[number]
@@ -151,11 +162,11 @@ def _repeated_inputs(results: Sequence[Any]) -> frozenset[int]:
     return frozenset(repeated)
 
 
-def _send(program: Dispatch, cells: list[Any], recorder: Recorder | None = None) -> None:
+def _send(program: Dispatch, cells: list[Any], recorder: Recorder | None) -> None:
     for step in program.instructions:
+        if recorder is not None:
+            recorder.before()
         if isinstance(step, Run):
-            if recorder is not None:
-                recorder.before(step)
             results = step.call(*[cells[i] for i in step.arguments])
             for cell, value in zip(step.results, results, strict=True):
                 cells[cell] = value

@@ -53,10 +53,22 @@ def range_bytes(
     )
     incoming = np.array([0.0] + [layer.boundary_bytes.of(share) for layer in layers[:-1]])
     buffers = crossing[:-1, None] + crossing[None, :]
+    workspace = [x.workspace_bytes.of(share) / w for x, w in zip(layers, ways, strict=True)]
+    fixed = state + buffers + _most_over_ranges(workspace)
     if recompute == "none":
-        return RangeBytes(state + buffers, activations)
+        return RangeBytes(fixed, activations)
     inputs = np.where(np.isfinite(activations), incoming[:, None], np.inf)
-    return RangeBytes(state + buffers + activations, inputs)
+    return RangeBytes(fixed + activations, inputs)
+
+
+def _most_over_ranges(per_layer: Sequence[float]) -> Floats:
+    """Entry [first, end] is the largest of layers first … end - 1; 0 where there are none."""
+    values = np.asarray(per_layer, dtype=np.float64)
+    count = len(values)
+    result = np.zeros((count, count + 1))
+    inside = np.triu(np.broadcast_to(values, (count, count)))
+    result[:, 1:] = np.maximum.accumulate(inside, axis=1)
+    return result
 
 
 def over_ranges(per_layer: Sequence[float]) -> Floats:

@@ -70,6 +70,7 @@ class LayerFacts:
       state_bytes: master copy and optimizer state.
       gradient_bytes: the accumulators, full size.
       activation_bytes: held from forward to backward.
+      workspace_bytes: needed while the layer runs, and no longer.
       boundary_bytes: what the next layer reads of this and earlier layers.
       gradient_boundary_bytes: what comes back.
       reduced_bytes: activations that tensor parallelism sums over devices, in forward, and as many
@@ -88,6 +89,7 @@ class LayerFacts:
     state_bytes: float = 0.0
     gradient_bytes: float = 0.0
     activation_bytes: Amount = ZERO
+    workspace_bytes: Amount = ZERO
     boundary_bytes: Amount = ZERO
     gradient_boundary_bytes: Amount = ZERO
     reduced_bytes: Amount = ZERO

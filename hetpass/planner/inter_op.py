@@ -40,6 +40,7 @@ class InterOpOptions:
         is too large.
       tolerance: of T, relative: the answer is at most so much above the optimum.
       max_bounds: how many bounds are solved at most; the gap says what that leaves open.
+      at_most_s: a T above this is of no interest: None may be returned although some would fit.
       bisection: the smallest feasible load is found up to this factor before the descent.
     """
 
@@ -47,6 +48,7 @@ class InterOpOptions:
     one_run: bool | None = None
     tolerance: float = 1e-9
     max_bounds: int = 400
+    at_most_s: float | None = None
     bisection: float = 0.02
 
 
@@ -113,7 +115,7 @@ class _Search:
     def run(self) -> bool:
         """Whether anything fits."""
         first = self._solve(math.inf)
-        if first is None:
+        if first is None or not self._worth_while(first):
             return False
         low_s = self._bisect(first)
         self._descend(first.fill_s, low_s)
@@ -135,6 +137,14 @@ class _Search:
         if self.progress is not None:
             self.progress(self.bounds, self.best.step_s)
         return found
+
+    def _worth_while(self, first: Priced) -> bool:
+        """Whether T may come to `at_most_s`, told by one bound without regard to memory."""
+        at_most_s = self.options.at_most_s
+        if at_most_s is None or first.step_s <= at_most_s:
+            return True
+        picks = self.program.solve(at_most_s - first.fill_s, free_memory=True)
+        return picks is not None
 
     def _priced(self, bound_s: float, *, free_memory: bool) -> Priced | None:
         picks = self.program.solve(bound_s, free_memory=free_memory)

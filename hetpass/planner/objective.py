@@ -32,6 +32,8 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 _ROUNDING = 1e-9
+_STEP = 1e-6
+"""Larger than rounding: a bound below a load must not be met by the same in-flight counts."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,16 @@ def priced(tables: CostTables, picks: Sequence[Pick], bound_s: float = math.inf)
             loads.append((m - 1) * (round_s + times[i]) / delta)
     fill_s = math.fsum(times) + math.fsum(rounds)
     return Priced(tuple(picks), tuple(reversed(in_flight)), fill_s, max(loads))
+
+
+def cheapest(tables: CostTables, picks: Sequence[Pick]) -> Priced | None:
+    """T of the stages with the in-flight counts that make it least; None where none fit."""
+    best = None
+    found = priced(tables, picks)
+    while fits(tables, found) and (best is None or found.load_s < best.load_s):
+        best = found
+        found = priced(tables, picks, found.load_s * (1 - _STEP))
+    return best
 
 
 def fits(tables: CostTables, found: Priced) -> bool:

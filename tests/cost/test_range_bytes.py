@@ -45,6 +45,16 @@ def test_recomputation_keeps_what_the_stage_reads():
     assert kept.fixed[1, 3] == held.fixed[1, 3] + held.per_microbatch[1, 3]
 
 
+def test_the_largest_workspace_of_a_range():
+    sizes = (3.0, 1.0, 5.0)
+    layers = [LayerFacts("l", workspace_bytes=Amount(0.0, size)) for size in sizes]
+    fixed = range_bytes(layers, Submesh(2), 4, "none").fixed
+    assert fixed[0, 2] == 6.0
+    assert fixed[1, 2] == 2.0
+    assert fixed[0, 3] == 10.0
+    assert np.isinf(fixed[1, 1])
+
+
 def test_ranges():
     sums = over_ranges([1.0, np.inf, 2.0, 4.0])
     inf = np.inf

@@ -1,0 +1,258 @@
+"""Prices any plan, found or written by hand, and lists what it violates. No JAX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetpass.cost.analytic import Assumptions, Submesh
+from hetpass.cost.tables import CostTables, group_rooms, link_tables, stage_table
+from hetpass.errors import PlanError
+from hetpass.ir.cluster import Cluster
+from hetpass.ir.facts import ProgramFacts
+from hetpass.ir.plan import Plan
+from hetpass.planner.judge import Judged, judged
+from hetpass.planner.objective import Pick, cheapest
+
+
+@dataclass(frozen=True)
+class StageEvaluation:
+    """One stage of a plan.
+
+    Attributes:
+      group, kind: of devices.
+      first_layer, last_layer: inclusive.
+      devices: how many.
+      forward_s, backward_s: per microbatch.
+      once_s: gradient sync and update.
+      send_s: to the stage behind and back, per microbatch.
+      in_flight: microbatches.
+      fixed_bytes, activation_bytes: on each device: all the time, and for the microbatches in
+        flight.
+      limit_bytes: what a device may hold.
+      busy: the share of the step in which it computes.
+    """
+
+    group: str
+    kind: str
+    first_layer: int
+    last_layer: int
+    devices: int
+    forward_s: float
+    backward_s: float
+    once_s: float
+    send_s: float
+    in_flight: int
+    fixed_bytes: float
+    activation_bytes: float
+    limit_bytes: float
+    busy: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a plan costs.
+
+    Attributes:
+      plan: as given.
+      step_s: simulated; infinite if the plan cannot run.
+      objective_s: T of the inter-op program.
+      schedule: that the simulator played, and the in-flight counts.
+      stages: in order.
+      violations: sentences; none if the plan can run.
+    """
+
+    plan: Plan
+    step_s: float
+    objective_s: float
+    schedule: str
+    in_flight: tuple[int, ...]
+    stages: tuple[StageEvaluation, ...]
+    violations: tuple[str, ...]
+
+    @property
+    def balance(self) -> float:
+        """The mean over devices of what a stage works per microbatch, over the largest."""
+        total = sum(stage.devices for stage in self.stages)
+        times = [s.forward_s + s.backward_s for s in self.stages]
+        weighted = sum(t * s.devices for t, s in zip(times, self.stages, strict=True))
+        return weighted / total / max(times)
+
+    @property
+    def bottleneck(self) -> int:
+        """The stage that computes most."""
+        return max(range(len(self.stages)), key=lambda i: (self.stages[i].busy, -i))
+
+    def __str__(self) -> str:
+        head = (
+            f"step {self.step_s:.6g} s by simulation ({self.schedule}), "
+            f"{self.objective_s:.6g} s by the planner's objective; balance {self.balance:.1%}"
+        )
+        rows = []
+        for index, stage in enumerate(self.stages):
+            held = stage.fixed_bytes + stage.activation_bytes
+            memory = f"{held / 1e9:.3g} of {stage.limit_bytes / 1e9:.3g} GB"
+            mark = "  <- bottleneck" if index == self.bottleneck else ""
+            rows.append(
+                f"  stage {index}: layers {stage.first_layer}-{stage.last_layer} on "
+                f"{stage.devices} {stage.kind} of {stage.group}; F {stage.forward_s:.4g} s, "
+                f"B {stage.backward_s:.4g} s, send {stage.send_s:.4g} s, "
+                f"once {stage.once_s:.4g} s; {stage.in_flight} in flight, {memory} "
+                f"({stage.fixed_bytes / 1e9:.3g} fixed); busy {stage.busy:.1%}{mark}"
+            )
+        return "\n".join([head, *rows, *(f"  violated: {text}" for text in self.violations)])
+
+
+def evaluate(
+    plan: Plan,
+    facts: ProgramFacts,
+    cluster: Cluster,
+    assumed: Assumptions = Assumptions(),
+    schedule: str | None = None,
+) -> Evaluation:
+    """The simulated step of a plan of one pipeline, stage by stage.
+
+    Args:
+      schedule: instead of the plan's own.
+
+    Raises:
+      PlanError: the plan is of another program or cluster, or HP-PLAN-UNPRICED: it has several
+        pipelines or replicas.
+    """
+    plan.check(cluster, facts.num_layers, facts.fingerprint)
+    tables, picks = _tables(plan, facts, cluster, assumed)
+    stages = plan.pipelines[0].stages
+    counts = [stage.in_flight for stage in stages]
+    chosen = tuple(c for c in counts if c is not None)
+    in_flight = chosen if len(chosen) == len(counts) else None
+    violations = [*_batch(plan, facts, cluster), *_missing(tables, picks, cluster)]
+    result: Judged | None = None
+    if not violations:
+        result = judged(tables, picks, schedule or plan.schedule, in_flight)
+        if result is None:
+            violations += _memory(tables, picks, in_flight)
+    by_objective = cheapest(tables, picks) if result is not None else None
+    if result is None:
+        result = Judged(schedule or plan.schedule, in_flight or (1,) * len(stages), math.inf)
+    return Evaluation(
+        plan,
+        result.step_s,
+        by_objective.step_s if by_objective is not None else math.inf,
+        result.schedule,
+        result.in_flight,
+        _stages(tables, picks, cluster, result),
+        tuple(violations),
+    )
+
+
+def _tables(
+    plan: Plan, facts: ProgramFacts, cluster: Cluster, assumed: Assumptions
+) -> tuple[CostTables, tuple[Pick, ...]]:
+    if len(plan.pipelines) > 1 or any(len(s.replicas) > 1 for s in plan.pipelines[0].stages):
+        raise PlanError(
+            "HP-PLAN-UNPRICED",
+            "plans of several pipelines, or of stages with several replicas, have no price yet",
+            ways_out=["give a plan of one pipeline, each stage on one submesh"],
+        )
+    m = plan.num_microbatches
+    names = [group.name for group in cluster.groups]
+    tables = []
+    picks = []
+    for index, stage in enumerate(plan.pipelines[0].stages):
+        replica = stage.replicas[0]
+        data = replica.axis_size("data")
+        submesh = Submesh(data, len(replica.devices) // data)
+        group = names.index(replica.group)
+        tables.append(stage_table(facts, cluster, group, submesh, m, stage.recompute, assumed))
+        picks.append(Pick(index, stage.first_layer, stage.last_layer + 1))
+    forward, backward, latency = link_tables(facts, cluster, facts.batch_size / m)
+    whole = CostTables(
+        facts.num_layers,
+        m,
+        group_rooms(cluster, assumed),
+        tuple(tables),
+        forward,
+        backward,
+        latency,
+    )
+    return whole, tuple(picks)
+
+
+def _batch(plan: Plan, facts: ProgramFacts, cluster: Cluster) -> list[str]:
+    try:
+        plan.check(cluster, facts.num_layers, batch_size=facts.batch_size)
+    except PlanError as error:
+        return [error.what]
+    return []
+
+
+def _missing(tables: CostTables, picks: Sequence[Pick], cluster: Cluster) -> list[str]:
+    texts = []
+    for index, pick in enumerate(picks):
+        table = tables.stages[pick.table]
+        at = (pick.first, pick.end)
+        if not np.isfinite(table.forward_s[at] + table.backward_s[at]):
+            group = cluster.groups[table.group]
+            texts.append(
+                f"stage {index}: {group.kind.name} of {group.name!r} cannot compute layers "
+                f"{pick.first} to {pick.end - 1}; it has {', '.join(group.kind.peak_flops)}"
+            )
+    return texts
+
+
+def _memory(
+    tables: CostTables, picks: Sequence[Pick], in_flight: tuple[int, ...] | None
+) -> list[str]:
+    texts = []
+    for index, pick in enumerate(picks):
+        table, at = tables.stages[pick.table], (pick.first, pick.end)
+        count = in_flight[index] if in_flight else 1
+        need = float(table.fixed_bytes[at] + count * table.activation_bytes[at])
+        room = tables.groups[table.group]
+        if need > room.memory_bytes:
+            texts.append(
+                f"stage {index}: needs {need / 1e9:.4g} GB on each device of {room.name!r} for "
+                f"{count} microbatches in flight, and has {room.memory_bytes / 1e9:.4g} GB"
+            )
+    return texts or ["the schedule holds more microbatches than fit"]
+
+
+def _stages(
+    tables: CostTables, picks: Sequence[Pick], cluster: Cluster, result: Judged
+) -> tuple[StageEvaluation, ...]:
+    rows = []
+    for index, pick in enumerate(picks):
+        table, at = tables.stages[pick.table], (pick.first, pick.end)
+        group = cluster.groups[table.group]
+        forward_s, backward_s = float(table.forward_s[at]), float(table.backward_s[at])
+        once_s = float(table.once_s[at])
+        send_s = 0.0
+        if index + 1 < len(picks):
+            link = (table.group, tables.stages[picks[index + 1].table].group)
+            send_s = float(
+                tables.link_forward_s[(*link, pick.end)] + tables.link_backward_s[(*link, pick.end)]
+            )
+        work_s = tables.num_microbatches * (forward_s + backward_s) + once_s
+        count = result.in_flight[index]
+        rows.append(
+            StageEvaluation(
+                group=group.name,
+                kind=group.kind.name,
+                first_layer=pick.first,
+                last_layer=pick.end - 1,
+                devices=table.devices,
+                forward_s=forward_s,
+                backward_s=backward_s,
+                once_s=once_s,
+                send_s=send_s,
+                in_flight=count,
+                fixed_bytes=float(table.fixed_bytes[at]),
+                activation_bytes=float(count * table.activation_bytes[at]),
+                limit_bytes=tables.groups[table.group].memory_bytes,
+                busy=work_s / result.step_s if math.isfinite(result.step_s) else 0.0,
+            )
+        )
+    return tuple(rows)

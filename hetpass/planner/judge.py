@@ -1,0 +1,132 @@
+"""The judge of pipelines: the simulator, with in-flight counts that fit the memory. No JAX.
+
+Every pipeline, ours or a baseline's, is judged by the same rules: transfers between two groups
+share the link of that pair, one wire for each direction; stages inside a group have wires of their
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetpass.cost.tables import CostTables
+from hetpass.errors import ScheduleError
+from hetpass.planner.adaptive import AdaptiveProblem, adaptive
+from hetpass.planner.objective import Pick, most_in_flight
+from hetpass.schedules.costs import LinkCost, PipelineCosts, StageCost
+from hetpass.schedules.make import make_schedule
+from hetpass.simulator.simulate import makespan_s
+
+_FAMILY = ("1f1b", "h-1f1b", "eager-1f1b")
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A schedule and its simulated step.
+
+    Attributes:
+      schedule: its name.
+      in_flight: microbatches in flight per stage.
+      step_s: seconds from the first start to the last end, updates included.
+    """
+
+    schedule: str
+    in_flight: tuple[int, ...]
+    step_s: float
+
+
+def pipeline_costs(tables: CostTables, picks: Sequence[Pick]) -> PipelineCosts:
+    """What schedules and the simulator know of these stages."""
+    stages = []
+    for pick in picks:
+        table, at = tables.stages[pick.table], (pick.first, pick.end)
+        stages.append(
+            StageCost(
+                forward_s=float(table.forward_s[at]),
+                backward_s=float(table.backward_s[at]),
+                update_s=float(table.once_s[at]),
+                activation_bytes=float(table.activation_bytes[at]),
+                fixed_bytes=float(table.fixed_bytes[at]),
+            )
+        )
+    links = []
+    for before, after in zip(picks, picks[1:], strict=False):
+        p, g = tables.stages[before.table].group, tables.stages[after.table].group
+        shared = p != g
+        links.append(
+            LinkCost(
+                float(tables.link_forward_s[p, g, after.first]),
+                float(tables.link_backward_s[p, g, after.first]),
+                float(tables.link_latency_s[p, g]),
+                forward_wires=(f"{p}→{g}",) if shared else (),
+                backward_wires=(f"{g}→{p}",) if shared else (),
+            )
+        )
+    return PipelineCosts(tuple(stages), tuple(links))
+
+
+def judged(
+    tables: CostTables,
+    picks: Sequence[Pick],
+    schedule: str = AUTO,
+    in_flight: tuple[int, ...] | None = None,
+) -> Judged | None:
+    """The step under a schedule; None where not even the fewest microbatches in flight fit.
+
+    Args:
+      schedule: "auto": the best of the 1F1B family, each with its counts cut down to what fits, and
+        of `in_flight`; "adaptive": searched; else the named one, which must fit as it is, or with
+        the given counts.
+      in_flight: counts that the program, or whoever wrote the plan, chose.
+    """
+    costs = pipeline_costs(tables, picks)
+    most = _room(tables, picks)
+    if most is None:
+        return None
+    m, count = tables.num_microbatches, len(picks)
+    if schedule == "adaptive":
+        return _adaptive(tables, picks, costs)
+    wanted: list[tuple[str, tuple[int, ...] | None]] = [(schedule, in_flight)]
+    if schedule == AUTO:
+        named = [
+            (name, make_schedule(name, num_stages=count, num_microbatches=m, costs=costs).in_flight)
+            for name in _FAMILY
+        ]
+        chosen = [("1f1b", in_flight)] if in_flight is not None else []
+        wanted = [(n, _cut(c, most)) for n, c in (*named, *chosen, ("1f1b", most)) if c is not None]
+    found: dict[tuple[int, ...], Judged] = {}
+    for name, counts in wanted:
+        made = make_schedule(
+            name, num_stages=count, num_microbatches=m, costs=costs, in_flight=counts
+        )
+        fits = all(held <= room for held, room in zip(made.held(), most, strict=True))
+        if fits and made.in_flight not in found:
+            found[made.in_flight] = Judged(name, made.in_flight, makespan_s(made, costs))
+    return min(found.values(), key=lambda judgement: judgement.step_s, default=None)
+
+
+def _room(tables: CostTables, picks: Sequence[Pick]) -> tuple[int, ...] | None:
+    """Per stage, the most microbatches in flight that fit, never rising along the stages."""
+    counts: list[int] = []
+    for pick in picks:
+        table = tables.stages[pick.table]
+        memory_bytes = tables.groups[table.group].memory_bytes
+        fitting = most_in_flight(table, memory_bytes, tables.num_microbatches)
+        counts.append(min([int(fitting[pick.first, pick.end]), *counts[-1:]]))
+    return tuple(counts) if counts[-1] >= 1 else None
+
+
+def _cut(counts: Sequence[int], most: Sequence[int]) -> tuple[int, ...]:
+    return tuple(min(count, room) for count, room in zip(counts, most, strict=True))
+
+
+def _adaptive(tables: CostTables, picks: Sequence[Pick], costs: PipelineCosts) -> Judged | None:
+    limits = tuple(tables.groups[tables.stages[p.table].group].memory_bytes for p in picks)
+    problem = AdaptiveProblem(costs, tables.num_microbatches, limits_bytes=limits, max_plays=50)
+    try:
+        found = adaptive(problem)
+    except ScheduleError:
+        return None
+    return Judged("adaptive", found.schedule.in_flight, found.makespan_s)

@@ -1,0 +1,202 @@
+"""The planner: from facts and a cluster to a Plan. No JAX.
+
+For every number of microbatches that divides the batch the inter-op program is solved; numbers that
+cannot come near the best so far are left out by its own bound. The best few pipelines, over all
+numbers, are judged again by the simulator under real schedules, and the winner becomes the Plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hetpass.cost.tables import CostTables, TableOptions, cost_tables
+from hetpass.errors import PlanError
+from hetpass.ir.cluster import Cluster
+from hetpass.ir.facts import ProgramFacts
+from hetpass.ir.plan import Plan
+from hetpass.planner.as_plan import as_plan
+from hetpass.planner.inter_op import InterOpOptions, inter_op
+from hetpass.planner.judge import AUTO, Judged, judged
+from hetpass.planner.objective import Priced
+from hetpass.planner.unfit import nothing_fits
+
+_FIRST_MICROBATCHES = 64
+_MOST_MICROBATCHES = 512
+
+Tables = Callable[[int], CostTables]
+"""The costs for a number of microbatches: analytic, or from whoever knows better."""
+
+Progress = Callable[[int, float], None]
+"""Called with a number of microbatches that is done, and the best T so far in seconds."""
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What is searched.
+
+    Attributes:
+      num_microbatches: the numbers to try; None: all divisors of the batch up to 512.
+      schedule: a name; "auto": the best of the 1F1B family; "adaptive" is searched for the winner.
+      tables: what stages may do.
+      order: group names in the only order that is allowed; None: any.
+      judged: so many pipelines are judged by the simulator.
+      slack: pipelines whose objective is this much above the best are candidates, as a share.
+      tolerance: of the inter-op program, relative.
+    """
+
+    num_microbatches: tuple[int, ...] | None = None
+    schedule: str = AUTO
+    tables: TableOptions = field(default_factory=TableOptions)
+    order: tuple[str, ...] | None = None
+    judged: int = 8
+    slack: float = 0.03
+    tolerance: float = 1e-4
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A pipeline that was judged.
+
+    Attributes:
+      plan: what it is.
+      step_s: simulated.
+      objective_s: T of the inter-op program.
+    """
+
+    plan: Plan
+    step_s: float
+    objective_s: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What was found.
+
+    Attributes:
+      plan: the winner, with its predictions.
+      best: the same, as a candidate.
+      rejected: the others that were judged, best first.
+      bounds: solved by the inter-op program, over all numbers of microbatches.
+      gap: of the inter-op program for the winner's number of microbatches.
+    """
+
+    plan: Plan
+    best: Candidate
+    rejected: tuple[Candidate, ...]
+    bounds: int
+    gap: float
+
+
+def search(
+    facts: ProgramFacts,
+    cluster: Cluster,
+    options: SearchOptions = SearchOptions(),
+    tables: Tables | None = None,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """The plan with the shortest simulated step.
+
+    Deterministic: equal facts, clusters and options give an equal plan, byte for byte.
+
+    Args:
+      tables: costs to use instead of the analytic ones.
+
+    Raises:
+      PlanError: HP-PLAN-MEMORY, -DTYPE or -MICROBATCHES; nothing fits, with need and have.
+    """
+    cost = tables or (lambda m: cost_tables(facts, cluster, m, options.tables))
+    found: list[_Found] = []
+    bounds = 0
+    best_s: float | None = None
+    for m in microbatch_numbers(facts.batch_size, options.num_microbatches):
+        at_most_s = None if best_s is None else best_s * (1 + options.slack)
+        problem = cost(m)
+        inter_op_options = InterOpOptions(
+            order=options.order, tolerance=options.tolerance, at_most_s=at_most_s
+        )
+        result = inter_op(problem, inter_op_options)
+        if result is not None:
+            bounds += result.bounds
+            found += [_Found(problem, p, result.gap) for p in (result.best, *result.others)]
+            best_s = min(best_s or result.best.step_s, result.best.step_s)
+        if progress is not None and best_s is not None:
+            progress(m, best_s)
+    if best_s is None:
+        raise _nothing(facts, cluster, options, tables)
+    return _judge(facts, cluster, options, found, bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    tables: CostTables
+    priced: Priced
+    gap: float
+
+
+def _judge(
+    facts: ProgramFacts,
+    cluster: Cluster,
+    options: SearchOptions,
+    found: list[_Found],
+    bounds: int,
+) -> SearchResult:
+    found = sorted(found, key=lambda f: f.priced.step_s)
+    least_s = found[0].priced.step_s
+    near = [f for f in found if f.priced.step_s <= least_s * (1 + options.slack)]
+    results: list[tuple[Judged, _Found]] = []
+    for candidate in near[: options.judged]:
+        judgement = judged(
+            candidate.tables,
+            candidate.priced.picks,
+            AUTO if options.schedule == "adaptive" else options.schedule,
+            candidate.priced.in_flight if options.schedule == AUTO else None,
+        )
+        if judgement is not None:
+            results.append((judgement, candidate))
+    if not results:  # the schedule asked for needs more memory than any of them has
+        raise _nothing(facts, cluster, options, None)
+    results.sort(key=lambda pair: pair[0].step_s)
+    if options.schedule == "adaptive":
+        searched = judged(results[0][1].tables, results[0][1].priced.picks, "adaptive")
+        if searched is not None and searched.step_s <= results[0][0].step_s:
+            results[0] = (searched, results[0][1])
+    candidates = [_candidate(facts, cluster, *pair) for pair in results]
+    return SearchResult(
+        candidates[0].plan, candidates[0], tuple(candidates[1:]), bounds, results[0][1].gap
+    )
+
+
+def _candidate(
+    facts: ProgramFacts, cluster: Cluster, judgement: Judged, found: _Found
+) -> Candidate:
+    plan = as_plan(
+        found.tables,
+        cluster,
+        found.priced.picks,
+        schedule="adaptive" if judgement.schedule == "adaptive" else "1f1b",
+        in_flight=judgement.in_flight,
+        fingerprint=facts.fingerprint,
+        predictions={"objective_s": found.priced.step_s, "step_s": judgement.step_s},
+    )
+    return Candidate(plan, judgement.step_s, found.priced.step_s)
+
+
+def microbatch_numbers(batch_size: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Divisors of the batch, those first from which the others are most likely ruled out."""
+    numbers = range(1, min(batch_size, _MOST_MICROBATCHES) + 1) if wanted is None else wanted
+    legal = [m for m in numbers if m >= 1 and batch_size % m == 0]
+    first = _FIRST_MICROBATCHES
+    return tuple(sorted(legal, key=lambda m: (max(m, first) / min(m, first), m)))
+
+
+def _nothing(
+    facts: ProgramFacts, cluster: Cluster, options: SearchOptions, tables: Tables | None
+) -> PlanError:
+    def tables_of(changed: Cluster, m: int) -> CostTables:
+        if tables is not None and changed == cluster:
+            return tables(m)
+        return cost_tables(facts, changed, m, options.tables)
+
+    numbers = microbatch_numbers(facts.batch_size, options.num_microbatches)
+    return nothing_fits(facts, cluster, tables_of, numbers, options.order)

@@ -230,3 +230,71 @@ def define_identity(
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, lambda ctx, x, **_: [x])
+
+
+# ---------------------------------------------------------------------------------------------
+# Shardy, in the stock jaxlib (jaxlib.mlir in 0.10 to 0.12)
+
+
+def operation_sharding_rules(module: Any) -> dict[str, list[tuple[Any, ...]]]:
+    """Function name -> the sharding rules of the operations that map its arguments to its results.
+
+    A rule is given only for an operation that reads all of the function's arguments (and constants
+    beside them), and whose results the function returns. Each is (factor sizes, argument factors,
+    result factors, reduction, need-replication and permutation factors).
+    """
+    from jaxlib.mlir import passmanager
+    from jaxlib.mlir.dialects import sdy
+
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    with module.context:
+        passes = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
+        passmanager.PassManager.parse(passes).run(module.operation)
+        for function in module.body.operations:
+            if not list(function.regions) or not list(function.regions[0].blocks):
+                continue  # a declaration, a mesh
+            block = function.regions[0].blocks[0]
+            name = str(function.attributes["sym_name"]).strip('"')
+            rules = []
+            for operation in block.operations:
+                attributes = operation.operation.attributes
+                if "sdy.sharding_rule" in attributes and _spans(operation.operation, block):
+                    order = _argument_positions(operation.operation, block)
+                    rules.append(_plain_rule(sdy, attributes["sdy.sharding_rule"], order))
+            found[name] = rules
+    return found
+
+
+def _argument_positions(operation: Any, block: Any) -> list[int]:
+    """Per argument of the function, which operand of the operation it is."""
+    operands = list(operation.operands)
+    return [operands.index(a) if a in operands else -1 for a in block.arguments]
+
+
+def _spans(operation: Any, block: Any) -> bool:
+    returned = list(list(block.operations)[-1].operation.operands)
+    order = _argument_positions(operation, block)
+    results = list(operation.results)
+    return -1 not in order and len(set(order)) == len(order) and results == returned
+
+
+def _plain_rule(sdy: Any, attribute: Any, order: Sequence[int]) -> tuple[Any, ...]:
+    rule = sdy.OpShardingRuleAttr(attribute)
+
+    def factors(mappings: Any) -> tuple[Any, ...]:
+        return tuple(
+            tuple(
+                tuple(sdy.DimMappingAttr(dim).factor_indices)
+                for dim in sdy.TensorMappingAttr(value).dim_mappings
+            )
+            for value in mappings
+        )
+
+    return (
+        tuple(rule.factor_sizes),
+        tuple(factors(rule.operand_mappings)[k] for k in order),
+        factors(rule.result_mappings),
+        frozenset(rule.reduction_factors),
+        frozenset(rule.need_replication_factors),
+        frozenset(rule.permutation_factors),
+    )

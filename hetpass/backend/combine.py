@@ -40,13 +40,14 @@ _PAIRWISE: dict[str, Callable[[Any, Any], Any]] = {
     "or": jax.lax.bitwise_or,
     "and": jax.lax.bitwise_and,
     "same": lambda left, right: right,
+    "total": jax.lax.add,
 }
 
 
 def pairwise(op: CombineOp, left: Any, right: Any) -> Any:
     """`op` of two values of one shape; booleans add as "or" and multiply as "and"."""
     if left.dtype == np.bool_:
-        op = {"sum": "or", "prod": "and"}.get(op, op)  # type: ignore[assignment]
+        op = {"sum": "or", "total": "or", "prod": "and"}.get(op, op)  # type: ignore[assignment]
     return _PAIRWISE[op](left, right)
 
 
@@ -56,7 +57,7 @@ def reduce_leading(op: CombineOp, value: Any) -> Any:
         return value[0]
     start = identity(op, value.dtype)
     if value.dtype == np.bool_:
-        op = {"sum": "or", "prod": "and"}.get(op, op)  # type: ignore[assignment]
+        op = {"sum": "or", "total": "or", "prod": "and"}.get(op, op)  # type: ignore[assignment]
     return jax.lax.reduce(value, start, _PAIRWISE[op], (0,))
 
 

@@ -28,7 +28,7 @@ from hetpass.frontend.instantiate import Region
 from hetpass.frontend.probes import Probes
 from hetpass.frontend.rules.apply import apply
 from hetpass.frontend.rules.control_flow import all_variables
-from hetpass.frontend.rules.values import WHOLE, Context, Val
+from hetpass.frontend.rules.values import WHOLE, Context, Mixes, Val
 from hetpass.frontend.unsplit import heavy_part
 from hetpass.ir.kinds import Batched
 from hetpass.ir.program import (
@@ -58,9 +58,11 @@ def per_microbatch(traced: Traced, probes: Probes, num_microbatches: int) -> Ste
     values = {v: slices.value(v) for v in probes.growth}
     region = Region(probes, context, num_microbatches, values, of_slice=True)
     body: list[JaxprEqn] = []
+    origin: list[int] = []
     for index in part.region:
-        eqn = slices.at_slice(traced.jaxpr.eqns[index])
-        body += region.equation(eqn, (), ())
+        made = slices.region_equations(region, traced.jaxpr.eqns[index])
+        body += made
+        origin += [index] * len(made)
     inputs, invars = _inputs(part.reads, region)
     outputs: list[RegionOutput] = []
     after: list[JaxprEqn] = []
@@ -76,7 +78,7 @@ def per_microbatch(traced: Traced, probes: Probes, num_microbatches: int) -> Ste
         region_inputs=inputs,
         region_outputs=tuple(outputs),
         kinds=region.kinds,
-        origin=tuple(i for i in part.region),
+        origin=tuple(origin),
         epilogue=(*after, *(traced.jaxpr.eqns[i] for i in part.after)),
         outvars=tuple(traced.jaxpr.outvars),
     )
@@ -116,17 +118,28 @@ class _Slices:
         return WHOLE
 
     def size_dependent(self) -> set[int]:
-        """Equations with a number or a size that depends on the batch belong to the slice."""
+        """Equations on a number or a size that depends on the batch belong to the slice."""
         return {
             i
             for i, eqn in enumerate(self.traced.jaxpr.eqns)
             if any(not _same(a, b) for a, b in self._literals(eqn))
-            or any(self._grows(v) for v in eqn.outvars)
+            or any(self._grows(v) for v in (*eqn.invars, *eqn.outvars) if isinstance(v, Var))
         }
 
     def _grows(self, var: Var) -> bool:
         growth = self.probes.growth[var]
         return growth is None or any(growth)
+
+    def region_equations(self, region: Region, eqn: JaxprEqn) -> list[JaxprEqn]:
+        """The equation at b.
+
+        Raises:
+          SplitError: a size is no whole number there.
+        """
+        try:
+            return region.equation(self.at_slice(eqn), (), ())
+        except (ValueError, Mixes) as error:
+            raise self._refusal(eqn, f"has a size that a slice cannot have ({error})") from None
 
     def _literals(self, eqn: JaxprEqn) -> list[tuple[Any, Any]]:
         doubled = self.probes.doubled[id(eqn)]
@@ -193,11 +206,11 @@ class _Slices:
             return Joined(var, kind), []
         dtype = var.aval.dtype
         if not jnp.issubdtype(dtype, jnp.inexact):
-            return Accumulated(var, "or" if dtype == jnp.bool_ else "sum", dtype), []
+            return Accumulated(var, "total", dtype), []
         total = _jax.make_var(var.aval)
         eqn = next(e for e in self.traced.jaxpr.eqns if var in e.outvars)
         made = scaled(eqn, total, 1.0 / self.num_microbatches, var)
-        return Accumulated(total, "sum", accumulator_dtype(dtype)), made
+        return Accumulated(total, "total", accumulator_dtype(dtype)), made
 
     def _refusal(self, eqn: JaxprEqn, why: str) -> SplitError:
         return SplitError(

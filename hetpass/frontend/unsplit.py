@@ -6,7 +6,7 @@ the epilogue is the rest. Used where the step mixes examples, or cannot be trace
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from hetpass import _jax
@@ -77,7 +77,8 @@ def heavy_part(traced: Traced, of_slice: Set[int] = frozenset()) -> HeavyPart:
     """What depends on the batch and leads to a heavy or a backward equation is the region.
 
     Args:
-      of_slice: equations that depend on the batch without reading it (on its size).
+      of_slice: equations on a size of the batch. Where some are given, the region also holds
+        everything on the batch that no gradient goes into: losses, metrics, statistics.
     """
     jaxpr = traced.jaxpr
     region = _region_indices(traced, of_slice)
@@ -115,16 +116,38 @@ def _region_indices(traced: Traced, of_slice: Set[int]) -> list[int]:
             tainted.update(eqn.outvars)
     flops = [equation_flops(e) for e in jaxpr.eqns]
     threshold = _HEAVY_SHARE * sum(flops)
+    forward = _forward(jaxpr.eqns) if of_slice else frozenset()
     wanted: set[Var] = set()
     chosen = []
     for index in range(len(jaxpr.eqns) - 1, -1, -1):
         eqn = jaxpr.eqns[index]
-        own = _is_matrix_work(eqn, flops[index], threshold) or "transpose(" in _jax.name_stack(eqn)
+        own = (
+            index in of_slice
+            or index in forward
+            or _is_backward(eqn)
+            or _is_matrix_work(eqn, flops[index], threshold)
+        )
         if dependent[index] and (own or any(v in wanted for v in eqn.outvars)):
             chosen.append(index)
             wanted.update(a for a in eqn.invars if isinstance(a, Var))
     chosen.reverse()
     return chosen
+
+
+def _forward(eqns: Sequence[JaxprEqn]) -> frozenset[int]:
+    """Equations that no gradient goes into."""
+    after: set[Var] = set()
+    found = []
+    for index, eqn in enumerate(eqns):
+        if _is_backward(eqn) or any(a in after for a in eqn.invars if isinstance(a, Var)):
+            after.update(eqn.outvars)
+        else:
+            found.append(index)
+    return frozenset(found)
+
+
+def _is_backward(eqn: JaxprEqn) -> bool:
+    return "transpose(" in _jax.name_stack(eqn)
 
 
 def _is_matrix_work(eqn: JaxprEqn, flops: float, threshold: float) -> bool:

@@ -19,8 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-CombineOp = Literal["sum", "max", "min", "prod", "or", "and", "same"]
-"""How microbatches' values make one. "same": they are equal, and any of them will do."""
+CombineOp = Literal["sum", "max", "min", "prod", "or", "and", "same", "total"]
+"""How microbatches' values make one. "same": they are equal, and any of them will do. "total": each
+microbatch has a value of its own (whole as far as it can tell), and they are added."""
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ def _parts(value: StepProgram, part: ShapedArray, full: ShapedArray, kind: Batch
 def _region_output(value: StepProgram, var: Var, output: RegionOutput) -> None:
     kind, target = value.kinds[var], output.target.aval
     if isinstance(output, Accumulated):
-        equal = isinstance(kind, (Whole, Zero)) and output.op == "same"
+        equal = isinstance(kind, (Whole, Zero)) and output.op in ("same", "total")
         if not (value.num_microbatches == 1 or equal or kind in (Partial(output.op), Zero())):
             _fail(value, f"a result that is {kind} is combined by {output.op}")
         if not same_array(var.aval, target):

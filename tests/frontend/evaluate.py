@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from hetpass.ir.program import Joined, SliceInput, StepProgram, WholeInput
 
 _COMBINE = {
     "sum": lambda a, b: a + b,
+    "total": lambda a, b: a + b,
     "prod": lambda a, b: a * b,
     "max": jnp.maximum,
     "min": jnp.minimum,
@@ -22,15 +24,38 @@ _COMBINE = {
 }
 
 
-def evaluate(program: StepProgram, args: Sequence[Any], kwargs: Any = None) -> list[Any]:
-    """The step's output leaves for full-batch arguments."""
+def evaluate(
+    program: StepProgram, args: Sequence[Any], kwargs: Any = None, compiled: bool = False
+) -> list[Any]:
+    """The step's output leaves for full-batch arguments.
+
+    `compiled`: what comes before the region, the region, and what follows are compiled once each,
+    which is faster when their operations are new to JAX.
+    """
+    maybe_jit = jax.jit if compiled else (lambda f: f)
     leaves = jax.tree.leaves((tuple(args), kwargs or {}))
     values = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in leaves]
-    env = dict(zip(program.traced.jaxpr.invars, [*values, *program.traced.constants], strict=True))
+    known, microbatches = maybe_jit(partial(_before, program))(values, program.traced.constants)
+    region = maybe_jit(partial(jax.core.eval_jaxpr, program.region, ()))
+    rounds = [region(*arguments) for arguments in microbatches]
+    return maybe_jit(partial(_after, program))(known, rounds)
+
+
+def _before(
+    program: StepProgram, values: Sequence[Any], constants: Sequence[Any]
+) -> tuple[list[Any], list[list[Any]]]:
+    """Every full-batch value before the region, and the region's arguments by microbatch."""
+    env = dict(zip(program.traced.jaxpr.invars, [*values, *constants], strict=True))
     _run(program.prologue, env)
     count = program.num_microbatches
     examples = (program.traced.batch_size or count) // count
-    rounds = [_microbatch(program, env, m, examples) for m in range(count)]
+    return list(env.values()), [_microbatch(program, env, m, examples) for m in range(count)]
+
+
+def _after(program: StepProgram, known: Sequence[Any], rounds: Sequence[Any]) -> list[Any]:
+    """Combine the microbatches' results, and run the epilogue."""
+    made = [v for e in program.prologue for v in e.outvars]
+    env = dict(zip([*program.traced.jaxpr.invars, *made], known, strict=True))
     for k, output in enumerate(program.region_outputs):
         parts = [r[k] for r in rounds]
         if isinstance(output, Joined):
@@ -54,6 +79,7 @@ def _run(eqns: Sequence[Any], env: dict[Any, Any]) -> None:
 
 
 def _microbatch(program: StepProgram, env: dict[Any, Any], m: int, examples: int) -> list[Any]:
+    """Microbatch m's arguments of the region."""
     values = []
     for var, source in zip(program.region.invars, program.region_inputs, strict=True):
         if isinstance(source, WholeInput):
@@ -63,7 +89,7 @@ def _microbatch(program: StepProgram, env: dict[Any, Any], m: int, examples: int
         else:
             values.append(jnp.int32(m * examples))
         assert values[-1].shape == var.aval.shape
-    return jax.core.eval_jaxpr(program.region, (), *values)
+    return values
 
 
 def cut(x: Any, kind: Batched, m: int, count: int) -> Any:

@@ -153,6 +153,8 @@ def per_microbatch_programs() -> tuple[Program, ...]:
             "A5",
             lambda: make(options=Options(**settings)),
             reference=mean_of_slices,
+            # Centred gradients of a normalized layer are small differences of larger numbers.
+            tolerance=5e-5 if name == "batch_norm" else None,
         )
 
     return (

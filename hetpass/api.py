@@ -15,6 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -31,9 +32,12 @@ from hetpass.frontend.trace import Signature, abstract
 from hetpass.ir import program as ir
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan import Plan
-from hetpass.pipeline import Observer, Passes
+from hetpass.ir.timeline import Timeline
+from hetpass.pictures.timeline import plot_timelines
+from hetpass.pipeline import Observer, Passes, planned_timeline
 from hetpass.runtime.create import create, input_shardings
 from hetpass.runtime.local import LocalRuntime, Record
+from hetpass.runtime.measure import measure
 
 __all__ = [
     "Compiled",
@@ -214,6 +218,26 @@ class Planned:
         """Who computes what, stage by stage."""
         return explain(self.layered, self.plan, self.notes)
 
+    def timeline(self) -> Timeline:
+        """The step as the simulator expects it: what every lane and link does, and when.
+
+        Times come from FLOPs, peak rates and the cluster's links; what runs once per step is not
+        in them. `Compiled.timeline` measures the same.
+        """
+        return planned_timeline(self.layered, self.plan, self.traced.cluster)
+
+    def plot_timeline(self, path: str | Path | None = None) -> Any:
+        """A picture of `timeline()`; written to `path` (.png, .svg, .pdf) if given.
+
+        Returns:
+          The matplotlib figure.
+
+        Raises:
+          ExecutionError: HP-RUN-PLOT, matplotlib is not installed.
+        """
+        title = f"{self.traced.program.name}, schedule {self.plan.schedule}"
+        return plot_timelines({title: self.timeline()}, path)
+
     def compile(self) -> Compiled:
         """One set of XLA executables per mesh group, and the transfers between them.
 
@@ -249,20 +273,30 @@ class Compiled:
         Raises:
           ExecutionError: the arguments are of another structure, shape or type than traced.
         """
-        return self._run(args, kwargs, None)
+        return self._result(self.runtime(self._leaves(args, kwargs)))
 
     def timed(self, record: Record, *args: Any, **kwargs: Any) -> Any:
         """One step; waits for it and reports the times of every fragment to `record`."""
-        return self._run(args, kwargs, record)
+        leaves = self._leaves(args, kwargs)
+        return self._result(self.runtime(leaves, record))
 
-    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any], record: Record | None) -> Any:
+    def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
+        """One step, waited for: its result, and what every lane and link did, as measured."""
+        leaves = self._leaves(args, kwargs)
+        results, timeline = measure(self.runtime, leaves, self.planned.plan.lane_names)
+        return self._result(results), timeline
+
+    def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         program = self.planned.traced.program
         statics = self.planned.traced._settings.signature.static_argnums
         dynamic = tuple(a for i, a in enumerate(args) if i not in statics)
         leaves, tree = jax.tree.flatten((dynamic, dict(kwargs)))
         if tree != program.in_tree:
             raise _other_structure(program, tree)
-        return jax.tree.unflatten(program.out_tree, self.runtime(leaves, record))
+        return leaves
+
+    def _result(self, leaves: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(self.planned.traced.program.out_tree, leaves)
 
     def init_state(self, create_fn: Callable[..., Any], *args: Any) -> Any:
         """Create the state (argument 0 of the step) in place, stage by stage.
@@ -539,7 +573,8 @@ def het_parallelize(
         B, 2B and 3B examples, so that it must accept any number of them for M > 1.
       cluster: the device groups and their links; None: what `jax.devices()` shows.
       num_microbatches: M, a divisor of B; "auto": enough to fill the pipeline.
-      schedule: a name ("gpipe", "1f1b", …) or "auto".
+      schedule: a name ("gpipe", "1f1b", "zb-h1", …; docs/schedules.md), or "auto": the fastest
+        that a search on the simulator finds within the memory of the groups.
       plan: a `Plan` or its one-line text; None: one is made.
       batch_argnums: the arguments whose arrays have B examples along dimension 0. An argument
         that the call does not have is no batch.

@@ -25,11 +25,13 @@ from hetpass.frontend.trace import Signature, trace
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan import Plan
 from hetpass.ir.program import Layered, Staged, StepProgram, Traced
+from hetpass.ir.timeline import Timeline
 from hetpass.ir.verify import verify
 from hetpass.planner.default import default_plan
 from hetpass.planner.schedule_choice import ScheduleChoice, choose_schedule, plan_schedule
 from hetpass.planner.stage_costs import StageNumbers, limits_bytes, pipeline_costs
 from hetpass.schedules.costs import PipelineCosts
+from hetpass.simulator import simulate
 from hetpass.transforms.beside import stages_beside
 from hetpass.transforms.partition import partition, partition_layers
 
@@ -200,6 +202,13 @@ def stage_costs(layered: Layered, plan: Plan, cluster: Cluster) -> PipelineCosts
             )
         )
     return pipeline_costs(plan, cluster, tuple(numbers))
+
+
+def planned_timeline(layered: Layered, plan: Plan, cluster: Cluster) -> Timeline:
+    """One step by the plan's schedule, as the simulator plays it."""
+    schedule = plan_schedule(plan, has_backward=any(layered.backward))
+    timeline = simulate(schedule, stage_costs(layered, plan, cluster))
+    return timeline.renamed(dict(zip(timeline.lanes, plan.lane_names, strict=True)))
 
 
 def choose_microbatches(traced: Traced, cluster: Cluster) -> int:

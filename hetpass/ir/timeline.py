@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -125,6 +125,15 @@ class Timeline:
             for before, after in pairwise(self.on(lane)):
                 if after.start_s < before.end_s - tolerance_s:
                     raise _error(f"{before.label} and {after.label} overlap on {lane!r}")
+
+    def renamed(self, names: Mapping[str, str]) -> Timeline:
+        """The same with other names for some of its tracks."""
+        return Timeline(
+            tuple(names.get(lane, lane) for lane in self.lanes),
+            tuple(names.get(link, link) for link in self.links),
+            tuple(replace(s, track=names.get(s.track, s.track)) for s in self.spans),
+            tuple(replace(c, track=names.get(c.track, c.track)) for c in self.memory),
+        )
 
     def on(self, track: str) -> tuple[Span, ...]:
         """The spans of one track, by start."""

@@ -63,7 +63,9 @@ def choose_schedule(
         name = "1f1b" if plan.schedule in OPEN_NAMES else plan.schedule
         if name == "h-1f1b":
             plan = _with_counts(plan, _counts(plan, name, costs))
-        return choose_schedule(replace(plan, schedule=name), costs, has_backward=True)
+        plan = replace(plan, schedule=name)
+        plan_schedule(plan, has_backward=True)
+        return ScheduleChoice(plan)
     if plan.schedule in OPEN_NAMES:
         return _searched(plan, costs, limits_bytes)
     _check_lanes(plan)

@@ -191,9 +191,7 @@ class _Assembler:
         for target, link in self.sends.get(slot, ()):
             slots = self.compiled.staged.slots
             stages = (slots[slot].stage, slots[target].stage)
-            self.instructions.append(
-                Move(link, cell, self._cell(target, number), stages, number)
-            )
+            self.instructions.append(Move(link, cell, self._cell(target, number), stages, number))
             self._written(target, number)
 
     def _bound(self, task: Task) -> None:

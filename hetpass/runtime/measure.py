@@ -11,7 +11,7 @@ import jax
 from hetpass.backend.compile import CompiledStep
 from hetpass.ir.schedule import TaskKind
 from hetpass.ir.timeline import MemoryCurve, Span, SpanKind, Timeline
-from hetpass.runtime.dispatch import Dispatch, Move, Run
+from hetpass.runtime.dispatch import Dispatch, Move, Run, Wait
 from hetpass.runtime.local import LocalRuntime
 
 _KINDS: Mapping[str, TaskKind] = {"forward": "F", "backward": "B", "weight": "W"}
@@ -74,9 +74,7 @@ def _curves(
     lane_of, count = compiled.schedule.lane_of, compiled.staged.num_microbatches
     fixed = [0.0] * len(lane_names)
     cells: dict[int, tuple[int, float]] = {}
-    for slot, aval, first in zip(
-        compiled.staged.slots, compiled.avals, program.slots, strict=True
-    ):
+    for slot, aval, first in zip(compiled.staged.slots, compiled.avals, program.slots, strict=True):
         size = float(aval.size * getattr(aval.dtype, "itemsize", 0))
         if slot.scope == "step":
             fixed[lane_of[slot.stage]] += size
@@ -86,7 +84,7 @@ def _curves(
     times = {id(what): (start_s, end_s) for what, start_s, end_s in seen}
     changes: list[tuple[float, int, float]] = []
     for step in program.instructions:
-        if id(step) not in times:
+        if isinstance(step, Wait):
             continue
         start_s, end_s = times[id(step)]
         made = step.results if isinstance(step, Run) else (step.target,)

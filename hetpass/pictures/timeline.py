@@ -1,0 +1,193 @@
+"""A picture of timelines: lanes and links over time, and the memory of the lanes below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hetpass.errors import ExecutionError
+from hetpass.ir.timeline import Span, SpanKind, Timeline
+
+COLOURS: Mapping[SpanKind, str] = MappingProxyType(
+    {
+        "F": "#4c78a8",
+        "B": "#f2a35e",
+        "W": "#6aa56a",
+        "update": "#8c7aa9",
+        "send-F": "#9fc1e3",
+        "send-B": "#f8cfa5",
+    }
+)
+_NAMES: Mapping[SpanKind, str] = MappingProxyType(
+    {
+        "F": "forward",
+        "B": "backward",
+        "W": "weight gradients",
+        "update": "once per step",
+        "send-F": "activation sent",
+        "send-B": "gradient sent",
+    }
+)
+_IDLE = "#ececec"
+_LANE_CYCLE = ("#1f4e79", "#c0504d", "#5b8c3a", "#7f5fa8", "#b8860b", "#3a8c8c", "#a0522d", "#555")
+_LANE_IN, _LINK_IN, _MEMORY_IN, _FRAME_IN = 0.42, 0.2, 1.3, 0.55
+_MIN_LABEL_SHARE = 0.011
+"""A task narrower than this share of the picture carries no number."""
+
+_MIN_EDGE_SHARE = 0.004
+"""Nor is one narrower than this drawn with an edge, which would hide it."""
+
+_BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
+_SECONDS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+
+
+def plot_timelines(
+    timelines: Mapping[str, Timeline], path: str | Path | None = None, *, width_in: float = 11.0
+) -> Any:
+    """Draws timelines below each other on one time axis, so that lengths can be compared.
+
+    Numbers in the boxes are microbatches. Where a lane has several stages, the tasks of its first
+    stage are in full colour, the others pale.
+
+    Args:
+      timelines: by title.
+      path: where to write the picture (.png, .svg, .pdf); None: nowhere.
+      width_in: inches.
+
+    Returns:
+      The matplotlib figure.
+
+    Raises:
+      ExecutionError: HP-RUN-PLOT, matplotlib is not installed.
+    """
+    figure_module = _matplotlib()
+    rows: list[tuple[str, Timeline, str, float]] = []
+    for title, timeline in timelines.items():
+        tracks = _LANE_IN * len(timeline.lanes) + _LINK_IN * len(timeline.links)
+        rows.append((title, timeline, "tracks", tracks))
+        if timeline.memory:
+            rows.append((title, timeline, "memory", _MEMORY_IN))
+    heights = [height for *_, height in rows]
+    total_in = sum(heights) + _FRAME_IN * (len(rows) + 1)
+    figure = figure_module.Figure(figsize=(width_in, total_in), layout="constrained")
+    axes = figure.subplots(len(rows), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    end_s = max((t.makespan_s for t in timelines.values()), default=0.0)
+    unit, scale = _unit(end_s, _SECONDS)
+    most_bytes = max((c.peak_bytes for t in timelines.values() for c in t.memory), default=0.0)
+    for axis, (title, timeline, what, _) in zip(axes, rows, strict=True):
+        if what == "tracks":
+            _draw_tracks(axis, timeline, scale, end_s)
+            axis.set_title(
+                f"{title}: {timeline.makespan_s / scale:.4g} {unit}", loc="left", fontsize=10
+            )
+        else:
+            _draw_memory(axis, timeline, scale, most_bytes)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+        axis.tick_params(labelsize=8)
+    axes[-1].set_xlabel(f"time, {unit}", fontsize=9)
+    axes[-1].set_xlim(0, end_s / scale * 1.005 or 1)
+    _legend(figure, timelines)
+    if path is not None:
+        figure.savefig(path, dpi=150)
+    return figure
+
+
+def _matplotlib() -> Any:
+    try:
+        from matplotlib import figure
+    except ImportError:
+        raise ExecutionError(
+            "HP-RUN-PLOT",
+            "pictures need matplotlib, which is not installed",
+            ways_out=("pip install 'hetpass[plot]'",),
+        ) from None
+    return figure
+
+
+def _draw_tracks(axis: Any, timeline: Timeline, scale: float, end_s: float) -> None:
+    """Lanes as tall rows, links as low ones, first lane on top."""
+    top, centres, labels = 0.0, [], []
+    for track in (*timeline.lanes, *timeline.links):
+        is_lane = track in timeline.lanes
+        height = _LANE_IN if is_lane else _LINK_IN
+        centre = top + height / 2
+        if is_lane:
+            start, length = 0.0, timeline.makespan_s / scale
+            axis.broken_barh([(start, length)], (top + 0.04, height - 0.08), color=_IDLE, lw=0)
+        spans = timeline.on(track)
+        first = min((span.stage for span in spans), default=0)
+        for span in spans:
+            fade = 0.72 if is_lane and span.stage != first else 1.0
+            _draw_span(axis, span, (top, height), (timeline.start_s, scale, end_s), fade)
+        top += height
+        centres.append(centre)
+        labels.append(track if is_lane else f"link {track}")
+    axis.set_yticks(centres, labels)
+    axis.set_ylim(top + 0.04, -0.04)
+
+
+def _draw_span(
+    axis: Any,
+    span: Span,
+    row: tuple[float, float],
+    times: tuple[float, float, float],
+    fade: float,
+) -> None:
+    (top, height), (zero_s, scale, end_s) = row, times
+    start, length = (span.start_s - zero_s) / scale, span.duration_s / scale
+    is_task = span.kind in ("F", "B", "W")
+    axis.broken_barh(
+        [(start, length)],
+        (top + 0.04, height - 0.08),
+        facecolor=COLOURS[span.kind],
+        alpha=fade,
+        edgecolor="white",
+        linewidth=0.5 if span.duration_s > _MIN_EDGE_SHARE * end_s else 0.0,
+    )
+    if is_task and span.duration_s > _MIN_LABEL_SHARE * end_s:
+        axis.text(
+            start + length / 2,
+            top + height / 2,
+            str(span.microbatch),
+            ha="center",
+            va="center",
+            fontsize=7,
+            color="white" if span.kind == "F" else "black",
+        )
+
+
+def _draw_memory(axis: Any, timeline: Timeline, scale: float, most_bytes: float) -> None:
+    unit, bytes_scale = _unit(most_bytes, _BYTES)
+    for index, curve in enumerate(timeline.memory):
+        times = [(t - timeline.start_s) / scale for t in curve.times_s]
+        held = [h / bytes_scale for h in curve.held_bytes]
+        axis.step(
+            [*times, timeline.makespan_s / scale],
+            [*held, held[-1]],
+            where="post",
+            lw=1.3,
+            label=curve.track,
+            color=_LANE_CYCLE[index % len(_LANE_CYCLE)],
+        )
+    axis.set_ylim(0, most_bytes / bytes_scale * 1.05 or 1)
+    axis.set_ylabel(f"memory, {unit}", fontsize=8)
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7, frameon=False)
+
+
+def _legend(figure: Any, timelines: Mapping[str, Timeline]) -> None:
+    from matplotlib.patches import Patch
+
+    seen = {span.kind for timeline in timelines.values() for span in timeline.spans}
+    patches = [Patch(color=c, label=_NAMES[kind]) for kind, c in COLOURS.items() if kind in seen]
+    patches.append(Patch(color=_IDLE, label="idle"))
+    figure.legend(
+        handles=patches, loc="outside upper right", ncols=len(patches), fontsize=8, frameon=False
+    )
+
+
+def _unit(most: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    """The largest unit that `most` holds at least once."""
+    return next(((name, scale) for name, scale in units if most >= scale), units[-1])

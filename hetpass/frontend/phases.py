@@ -62,6 +62,7 @@ class Phases:
       early_reads: equation index -> operands that the region takes from the value before the
         region, whatever their phase.
       mixed: full-batch values from before the region that hold no example of their own, and why.
+      tails: indices of equations that are linear in parts of sums, and give as much as they read.
       flops: by equation index, at the full batch.
     """
 
@@ -74,6 +75,7 @@ class Phases:
     reasons: dict[int, Mixes] = field(default_factory=dict)
     early_reads: dict[int, tuple[int, ...]] = field(default_factory=dict)
     mixed: dict[Var, Mixes] = field(default_factory=dict)
+    tails: list[int] = field(default_factory=list)
     flops: list[float] = field(default_factory=list)
     producer: dict[Var, int] = field(default_factory=dict)
     early_cost: dict[Var, float] = field(default_factory=dict)
@@ -96,7 +98,28 @@ def walk(traced: Traced, probes: Probes) -> Phases:
     budget = CHEAP_SHARE * sum(phases.flops)
     for index, eqn in enumerate(traced.jaxpr.eqns):
         _place(phases, index, eqn, budget)
+    _postpone_tails(phases)
     return phases
+
+
+def _postpone_tails(phases: Phases) -> None:
+    """Linear tails run after the region, unless the region itself reads what they give."""
+    tails, read_inside = set(phases.tails), set[Var]()
+    for index in range(len(phases.phase) - 1, -1, -1):
+        if phases.phase[index] != "region":
+            continue
+        eqn = phases.traced.jaxpr.eqns[index]
+        if index not in tails or any(v in read_inside for v in eqn.outvars):
+            skipped = (*phases.ones.get(index, ()), *phases.early_reads.get(index, ()))
+            operands = [a for k, a in enumerate(eqn.invars) if k not in skipped]
+            read_inside.update(a for a in operands if isinstance(a, Var))
+            continue
+        phases.phase[index] = "late"
+        phases.ones.pop(index, None)
+        phases.early_reads.pop(index, None)
+        phases.reasons[index] = Mixes(eqn, "needs the full sum over the batch")
+        for var in eqn.outvars:
+            phases.info[var] = Info("late", None, phases.info[var].cost_floor)
 
 
 def full_view(var: Var, context: Context, dim: int | None = None) -> Val | None:
@@ -140,7 +163,9 @@ def _place(phases: Phases, index: int, eqn: JaxprEqn, budget: float) -> None:
             continue
         vals = found.results
         if _is_linear_tail(eqn, found):
-            break
+            if _cheap(phases, eqn, floor, budget):
+                break
+            phases.tails.append(index)
         if found.early:
             phases.early_reads[index] = found.early
         if found.ones:
@@ -151,7 +176,7 @@ def _place(phases: Phases, index: int, eqn: JaxprEqn, budget: float) -> None:
         _record(phases, index, eqn, phase, vals, floor)
         phases.reasons.pop(index, None)
         return
-    if floor <= budget and _affordable(phases, eqn, budget):
+    if _cheap(phases, eqn, floor, budget):
         full = [full_view(v, phases.context) for v in eqn.outvars]
         _record(phases, index, eqn, "early", full, floor)
         reason = phases.reasons.pop(index, None) or _mixed_operand(phases, eqn)
@@ -273,7 +298,7 @@ def _is_float_scalar(var: Var) -> bool:
 
 
 def _is_linear_tail(eqn: JaxprEqn, found: _Found) -> bool:
-    """Linear work on partial values runs once, in the epilogue, unless it shrinks them."""
+    """Linear work on partial values that does not shrink them: once after the region will do."""
     if any(v.along_batch for v in found.operands):
         return False
     if not any(isinstance(v.kind, Partial) for v in found.results):
@@ -302,6 +327,10 @@ def _cost(phases: Phases, var: Var) -> float:
 
 def _touches_batch(phases: Phases, eqn: JaxprEqn) -> bool:
     return any(phases.context.grows(a) for a in [*eqn.invars, *eqn.outvars])
+
+
+def _cheap(phases: Phases, eqn: JaxprEqn, floor: float, budget: float) -> bool:
+    return floor <= budget and _affordable(phases, eqn, budget)
 
 
 def _affordable(phases: Phases, eqn: JaxprEqn, budget: float) -> bool:

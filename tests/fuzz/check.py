@@ -1,0 +1,125 @@
+"""Runs a case both ways and judges: equal, refused by name, wrong, or crashed."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+import hetpass as hp
+from hetpass.frontend.microbatch import split
+from hetpass.frontend.trace import Signature, trace
+from hetpass.ir.verify import verify
+from tests.equality import GROUPS, differences, plan_text
+from tests.frontend.evaluate import evaluate
+from tests.fuzz.case import Case
+
+FLOAT64_TOLERANCE = 1e-9
+FLOAT64_FLOOR = 1e-11
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case.
+
+    Attributes:
+      verdict: "equal", "refused", "wrong" or "crash".
+      text: what differs, the refusal, or the traceback's end.
+    """
+
+    verdict: str
+    text: str = ""
+
+
+Runner = Callable[[Case, tuple[Any, Any]], Any]
+
+
+def check(case: Case, run: Runner) -> Outcome:
+    """Judge the results of `run` against `jax.jit`.
+
+    A float32 leaf that is off may be zero mathematically, with rounding noise left: then the case
+    is run again in float64, where noise is ten orders of magnitude below any mistake.
+    """
+    try:
+        expected, actual = _both(case, run, "float32")
+        found = differences(actual, expected, case.precision)
+        if found and case.precision == "float32":
+            found = _differences_in_float64(case, run)
+    except hp.HetpassError as refusal:
+        return _judge_refusal(refusal)
+    except Exception:  # noqa: BLE001 (any crash is a finding)
+        return Outcome("crash", traceback.format_exc(limit=-4))
+    if found and case.precision == "bfloat16":
+        found = [d for d in found if not d.relative <= 5e-2]
+    return Outcome("wrong", "; ".join(map(str, found))[:2000]) if found else Outcome("equal")
+
+
+def _both(case: Case, run: Runner, dtype: str) -> tuple[Any, Any]:
+    """The results of jax.jit and of `run`; of strong types, which other tests compare."""
+    results = jax.jit(case.step)(*case.args(dtype)), run(case, case.args(dtype))
+    return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), results)
+
+
+def _differences_in_float64(case: Case, run: Runner) -> list[Any]:
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    try:
+        expected, actual = _both(case, run, "float64")
+        found = differences(actual, expected, "float64", tolerance=FLOAT64_TOLERANCE)
+        leaves = dict(
+            (jax.tree_util.keystr(path), (leaf, other))
+            for (path, leaf), other in zip(
+                jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(actual), strict=True
+            )
+        )
+        return [d for d in found if d.path not in leaves or not _is_noise(*leaves[d.path])]
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+def _is_noise(expected: Any, actual: Any) -> bool:
+    if not jax.numpy.issubdtype(expected.dtype, jax.numpy.inexact):
+        return False
+    sizes = [np.abs(np.asarray(x)).max(initial=0) for x in (expected, actual)]
+    return max(sizes) <= FLOAT64_FLOOR
+
+
+def _judge_refusal(refusal: hp.HetpassError) -> Outcome:
+    text = str(refusal)
+    named = ".py:" in text and bool(refusal.ways_out) and bool(refusal.code)
+    return Outcome("refused" if named else "crash", text)
+
+
+# ---------------------------------------------------------------------------------------------
+# Two ways to run: the frontend's program alone, and the whole pipeline
+
+
+def frontend(case: Case, args: tuple[Any, Any]) -> Any:
+    """split, and the definition of its result, compiled part by part."""
+    signature = Signature(batch_axes=case.batch_axes)
+    traced = trace(case.step, args, {}, signature, arg_names=("state", "batch"))
+    program = split(traced, case.num_microbatches)
+    verify(program)
+    return jax.tree.unflatten(traced.out_tree, evaluate(program, args, compiled=True))
+
+
+def whole(case: Case, args: tuple[Any, Any]) -> Any:
+    """The compiled pipeline, on a random plan."""
+    step = hp.het_parallelize(
+        case.step,
+        cluster=hp.Cluster.emulated(GROUPS[case.num_groups]),
+        num_microbatches=case.num_microbatches,
+        options=hp.Options(batch_axes=case.batch_axes),
+        donate_argnums=(),
+    )
+    traced = step.trace(*args)
+    num_layers = traced.plan().layered.num_layers
+    rows = (traced.program.batch_size or 1) // case.num_microbatches
+    text = plan_text(num_layers, case.num_groups, random.Random(case.seed), rows)
+    return traced.with_plan(text).compile()(*args)

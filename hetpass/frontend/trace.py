@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -221,6 +223,7 @@ def _trace_at(
         raise TraceError(
             "HP-TRACE-STEP",
             f"the step {name} cannot be traced",
+            where=_users_line(error),
             details=[f"{type(error).__name__}: {first_line}"],
             ways_out=[
                 "make it run under jax.jit first: jax.jit(step).trace(...) fails in the same place",
@@ -228,6 +231,17 @@ def _trace_at(
             ],
         ) from error
     return inline(closed), out_shape
+
+
+def _users_line(error: BaseException) -> str:
+    """`file:line (function)` of the innermost frame outside this package and installed ones."""
+    ours = str(Path(__file__).resolve().parent.parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith((ours, "<"))
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
 
 
 def _probe(
@@ -246,7 +260,8 @@ def _probe(
             probes.append(_trace_at(flat, name, inputs, scale)[0])
         except TraceError as error:
             reason = error.details[0] if error.details else error.what
-            return [], f"at {scale * batch_size} examples it cannot be traced ({reason})"
+            place = f" at {error.where}" if error.where else ""
+            return [], f"at {scale * batch_size} examples it cannot be traced ({reason}){place}"
     try:
         compare([first.jaxpr, *(p.jaxpr for p in probes)])
     except ProbeMismatch as mismatch:

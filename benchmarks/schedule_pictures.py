@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetpass.ir.timeline import Timeline
-from hetpass.pictures.timeline import plot_timelines
+from hetpass.pictures.plot_timelines import plot_timelines
 from hetpass.planner.adaptive import AdaptiveProblem, adaptive
 from hetpass.schedules import LinkCost, PipelineCosts, StageCost, make_schedule
 from hetpass.simulator import simulate

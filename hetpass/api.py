@@ -33,7 +33,7 @@ from hetpass.ir import program as ir
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan import Plan
 from hetpass.ir.timeline import Timeline
-from hetpass.pictures.timeline import plot_timelines
+from hetpass.pictures.plot_timelines import plot_timelines
 from hetpass.pipeline import Observer, Passes, planned_timeline
 from hetpass.runtime.create import create, input_shardings
 from hetpass.runtime.local import LocalRuntime, Record
@@ -491,6 +491,15 @@ class HetParallelized:
             return next(reversed(self._compiled.values()))._leader()
 
         return Companion(fun, settings.passes, signature, num_microbatches, leader)
+
+    def without_donation(self) -> HetParallelized:
+        """The same step with the same settings; its arguments are kept."""
+        signature = replace(self._settings.signature, donate_argnums=())
+        return HetParallelized(self._fun, replace(self._settings, signature=signature))
+
+    def jitted(self) -> Callable[..., Any]:
+        """`jax.jit` of the step: what it must equal."""
+        return jax.jit(self._fun, static_argnums=self._settings.signature.static_argnums)
 
     def clear(self) -> None:
         """Forget every compiled step."""

@@ -12,10 +12,12 @@ Where a lane's time goes, as shares of the whole run:
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 from hetpass.errors import ScheduleError
@@ -207,7 +209,7 @@ class Timeline:
         return Shares(busy, exposed, max(0.0, 1.0 - busy - exposed))
 
     def chrome_trace(self) -> dict[str, Any]:
-        """As Chrome and Perfetto read it (Trace Event Format): `json.dump` it to a file.
+        """As Chrome and Perfetto read it (Trace Event Format); `save_trace` writes it.
 
         One process of lanes, one of links, a thread per track, a counter per memory curve;
         times in microseconds from the first start.
@@ -241,6 +243,10 @@ class Timeline:
                 for time_s, held in zip(curve.times_s, curve.held_bytes, strict=True)
             ]
         return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+    def save_trace(self, path: str | Path) -> None:
+        """Writes `chrome_trace()` as JSON, for chrome://tracing and ui.perfetto.dev."""
+        Path(path).write_text(json.dumps(self.chrome_trace()), encoding="utf-8")
 
     def __str__(self) -> str:
         head = f"{self.makespan_s:.6g} s from first start to last end"

@@ -33,7 +33,7 @@ _NAMES: Mapping[SpanKind, str] = MappingProxyType(
 _IDLE = "#ececec"
 _LANE_CYCLE = ("#1f4e79", "#c0504d", "#5b8c3a", "#7f5fa8", "#b8860b", "#3a8c8c", "#a0522d", "#555")
 _LANE_IN, _LINK_IN, _MEMORY_IN, _FRAME_IN = 0.42, 0.2, 1.3, 0.55
-_MIN_LABEL_SHARE = 0.011
+_MIN_LABEL_SHARE = 0.0085
 """A task narrower than this share of the picture carries no number."""
 
 _MIN_EDGE_SHARE = 0.004
@@ -79,9 +79,8 @@ def plot_timelines(
     for axis, (title, timeline, what, _) in zip(axes, rows, strict=True):
         if what == "tracks":
             _draw_tracks(axis, timeline, scale, end_s)
-            axis.set_title(
-                f"{title}: {timeline.makespan_s / scale:.4g} {unit}", loc="left", fontsize=10
-            )
+            head = f"{title}: {timeline.makespan_s / scale:.4g} {unit}"
+            axis.set_title(_plain(head), loc="left", fontsize=10)
         else:
             _draw_memory(axis, timeline, scale, most_bytes)
         for side in ("top", "right"):
@@ -125,7 +124,7 @@ def _draw_tracks(axis: Any, timeline: Timeline, scale: float, end_s: float) -> N
         top += height
         centres.append(centre)
         labels.append(track if is_lane else f"link {track}")
-    axis.set_yticks(centres, labels)
+    axis.set_yticks(centres, [_plain(label) for label in labels])
     axis.set_ylim(top + 0.04, -0.04)
 
 
@@ -169,7 +168,7 @@ def _draw_memory(axis: Any, timeline: Timeline, scale: float, most_bytes: float)
             [*held, held[-1]],
             where="post",
             lw=1.3,
-            label=curve.track,
+            label=_plain(curve.track),
             color=_LANE_CYCLE[index % len(_LANE_CYCLE)],
         )
     axis.set_ylim(0, most_bytes / bytes_scale * 1.05 or 1)
@@ -186,6 +185,11 @@ def _legend(figure: Any, timelines: Mapping[str, Timeline]) -> None:
     figure.legend(
         handles=patches, loc="outside upper right", ncols=len(patches), fontsize=8, frameon=False
     )
+
+
+def _plain(text: str) -> str:
+    """Names are people's own: matplotlib shall not read them as formulas."""
+    return text.replace("$", r"\$")
 
 
 def _unit(most: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:

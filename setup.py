@@ -8,6 +8,7 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "hypothesis>=6.100",
         "equinox>=0.13",
+        "matplotlib>=3.8",
     ],
     "dev": [
         "ruff>=0.14",

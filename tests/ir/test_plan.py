@@ -393,3 +393,34 @@ def test_check_refuses_a_device_in_two_stages():
     assert error.value.where == "pipelines[0].stages[1].replicas[0].devices"
     with pytest.raises(PlanError, match="used twice"):
         Plan((Pipeline((first, second), 2),) * 2).check(CLUSTER, 25)
+
+
+def test_stages_of_one_pipeline_may_share_a_whole_submesh():
+    text = "fast[4](data=2,model=2): 0-5 | slow[2]: 6-9 | fast[0-3](data=2,model=2): 10-24"
+    plan = parse(text)
+    assert plan.lane_of == (0, 1, 0)
+    assert plan.lane_names == ("0 · fast[4]", "1 · slow[2]")
+    plan.check(CLUSTER, 25)
+    assert plan.to_text() == text
+    assert parse(plan.to_text()) == plan
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fast[0-3]: 0-5 | slow[2]: 6-9 | fast[0-1]: 10-24",  # a part of a submesh
+        "fast[0-3]: 0-5 | slow[2]: 6-9 | fast[0-3](data=2,model=2): 10-24",  # another mesh
+        "fast[0-3]: 0-5 | slow[2]: 6-9 | fast[1-4]: 10-24",
+    ],
+)
+def test_parts_of_a_submesh_are_not_shared(text):
+    with pytest.raises(PlanError) as caught:
+        parse(text)
+    assert caught.value.code == "HP-PLAN-DEVICES"
+    assert "interleave" in str(caught.value)
+
+
+def test_pipelines_do_not_share_devices():
+    plan = Plan((parse(TEXT).pipelines[0],) * 2)
+    with pytest.raises(PlanError, match="used twice"):
+        plan.check(CLUSTER, 25)

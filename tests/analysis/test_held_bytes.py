@@ -10,7 +10,6 @@ from hetpass.transforms.partition import partition
 from tests.transforms.build import layered, plan
 from tests.transforms.test_partition import residual_net
 
-
 ALL = ("forward", "backward", "epilogue")
 
 

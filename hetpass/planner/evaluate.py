@@ -148,6 +148,17 @@ def evaluate(
     )
 
 
+def objective_s(
+    plan: Plan, facts: ProgramFacts, cluster: Cluster, assumed: Assumptions = Assumptions()
+) -> float:
+    """T of a plan by the program's objective, without simulation; infinite if it cannot run."""
+    tables, picks = _tables(plan, facts, cluster, assumed)
+    if _batch(plan, facts, cluster) or _missing(tables, picks, cluster):
+        return math.inf
+    found = cheapest(tables, picks)
+    return found.step_s if found is not None else math.inf
+
+
 def _tables(
     plan: Plan, facts: ProgramFacts, cluster: Cluster, assumed: Assumptions
 ) -> tuple[CostTables, tuple[Pick, ...]]:

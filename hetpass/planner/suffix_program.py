@@ -43,6 +43,9 @@ class Choice:
     most: Counts
 
 
+Ranges = tuple[Counts, ...]
+"""Per first layer, the ends of the ranges that can be used."""
+
 Choices = Mapping[tuple[int, int], tuple[Choice, ...]]
 """By group and number of devices."""
 
@@ -142,72 +145,84 @@ class _Run:
         ]
         for value in self.values:
             value[:, self.layers, 0] = 0.0
+        self.ways = {
+            key: [(w, self._ranges(w)) for w in ([self._merged(ways)] if free_memory else ways)]
+            for key, ways in program.choices.items()
+        }
 
     def picks(self) -> tuple[Pick, ...] | None:
         for layer in range(self.layers - 1, 0, -1):
-            for (group, devices), ways in self.choices.items():
+            for (group, devices), ways in self.ways.items():
                 self._extend(layer, group, devices, ways)
         return self._path()
 
-    def _ranges(self, way: Choice, layer: int) -> Counts:
-        """The ends of the ranges that begin at `layer` and stay within the bound."""
-        load_s = way.load_s[layer]
-        usable = (load_s <= self.bound_s) & np.isfinite(load_s) & np.isfinite(way.time_s[layer])
-        return np.nonzero(usable)[0]
+    def _ranges(self, way: Choice) -> tuple[Counts, ...]:
+        """Per first layer, the ends of the ranges that stay within the bound."""
+        usable = (way.load_s <= self.bound_s) & np.isfinite(way.load_s)
+        usable &= np.isfinite(way.time_s) & (way.most >= 1)
+        return tuple(np.nonzero(row)[0] for row in usable)
+
+    def _merged(self, ways: Sequence[Choice]) -> Choice:
+        """Without regard to memory the fastest way that stays within the bound is enough."""
+        times = [
+            np.where((way.load_s <= self.bound_s) & (way.most >= 1), way.time_s, np.inf)
+            for way in ways
+        ]
+        time_s = np.minimum.reduce(times)
+        load_s = np.where(np.isfinite(time_s), 0.0, np.inf)
+        return Choice(-1, time_s, load_s, np.full(time_s.shape, self.m))
 
     def _ends(self, way: Choice, layer: int, ends: Counts, states: Floats) -> Floats:
         """Fill of a stage and what follows, [states, ends, N]; infinite where N does not fit."""
+        if self.free_memory:
+            free: Floats = states + way.time_s[layer, ends][:, None]
+            return free
         most = way.most[layer, ends]
         counts = np.arange(1, self.levels + 1)
-        if not self.free_memory and self.levels < self.m:
+        if self.levels < self.m:
             counts[-1] = self.m  # the last level stands for all that are larger
         room = np.where(counts[None, :] <= most[:, None], 0.0, np.inf)
         cost: Floats = states + (way.time_s[layer, ends][:, None] + room)
         return cost
 
     def _deltas(self, way: Choice, layer: int, ends: Counts, round_s: float) -> Counts:
-        if self.free_memory:
-            return np.ones(len(ends), dtype=np.int64)
         return needed_deltas(way.time_s[layer, ends] + round_s, self.bound_s, self.m)
 
-    def _extend(self, layer: int, group: int, devices: int, ways: Sequence[Choice]) -> None:
+    def _extend(
+        self, layer: int, group: int, devices: int, ways: Sequence[tuple[Choice, Ranges]]
+    ) -> None:
         """Every stage that begins at `layer` on these devices, after every group."""
+        usable = [(way, ranges[layer]) for way, ranges in ways if len(ranges[layer])]
         before = [
             p
             for p in range(len(self.values))
             if np.isfinite(self.round_s[p, group, layer])
             and (p, group, devices) in self.graph.moves
         ]
-        if not before:
+        if not before or not usable:
             return
-        count = self.graph.counts[group]
-        best = {p: np.full((count + 1, self.levels), np.inf) for p in before}
-        found = False
-        for way in ways:
-            ends = self._ranges(way, layer)
-            if not len(ends):
-                continue
-            found = True
+        shape = (self.graph.counts[group] + 1, self.levels)
+        shared = np.full(shape, np.inf) if self.free_memory else None
+        best = [np.full(shape, np.inf) if shared is None else shared for _ in before]
+        for way, ends in usable:
             fill = self._ends(way, layer, ends, self.values[group][:, ends])
+            if shared is not None:
+                np.minimum(shared[:-1], fill.min(axis=1), out=shared[:-1])
+                continue
             shifted: dict[bytes, Floats] = {}
-            for p in before:
+            for index, p in enumerate(before):
                 deltas = self._deltas(way, layer, ends, float(self.round_s[p, group, layer]))
                 key = deltas.tobytes()
                 if key not in shifted:
                     shifted[key] = self._shifted(fill, deltas)
-                np.minimum(best[p][:-1], shifted[key], out=best[p][:-1])
-        if not found:
-            return
-        for p in before:
+                np.minimum(best[index][:-1], shifted[key], out=best[index][:-1])
+        for index, p in enumerate(before):
             moves = self.graph.moves[p, group, devices]  # NO_STATE reads the last, infinite row
             value = self.values[p][:, layer]
-            np.minimum(value, best[p][moves] + self.round_s[p, group, layer], out=value)
+            np.minimum(value, best[index][moves] + self.round_s[p, group, layer], out=value)
 
     def _shifted(self, fill: Floats, deltas: Counts) -> Floats:
         """The best over ends, [states, N + δ]: what the stage in front must hold."""
-        if self.levels == 1:
-            least: Floats = fill.min(axis=1)
-            return least
         result = np.full((fill.shape[0], self.levels), np.inf)
         for delta in np.unique(deltas):
             least = fill[:, deltas == delta].min(axis=1)
@@ -247,7 +262,7 @@ class _Run:
                 continue
             after = int(moves[state])
             for way in ways:
-                ends = self._ranges(way, layer)
+                ends = self._ranges(way)[layer]
                 if not len(ends):
                     continue
                 fill = self._ends(way, layer, ends, self.values[group][after][ends])

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from hetpass.cost.tables import cost_tables
+from hetpass.ir.cluster import Link
+from hetpass.planner.inter_op import inter_op
+from hetpass.planner.judge import judged, pipeline_costs
+from hetpass.planner.objective import Pick
+from tests.planner.small_clusters import EXACT, cluster, equal_layers
+
+
+def problem(memory=None, **bytes_):
+    facts = equal_layers(
+        seconds={"a": 1.0, "b": 1.0},
+        boundary_bytes=1.0,
+        gradient_boundary_bytes=1.0,
+        **bytes_,
+    )
+    machines = cluster({"a": 1, "b": 1}, memory, Link(0.0, 0.5))
+    return cost_tables(facts, machines, 8, EXACT)
+
+
+PICKS = (Pick(0, 0, 3), Pick(1, 3, 6))
+
+
+def test_links_between_groups_are_shared_wires():
+    costs = pipeline_costs(problem(), PICKS)
+    assert (costs.stages[0].forward_s, costs.stages[0].backward_s) == pytest.approx((1.2, 1.8))
+    assert (costs.links[0].forward_s, costs.links[0].backward_s) == (2.0, 2.0)
+    assert costs.links[0].forward_wires == ("0→1",)
+    assert costs.links[0].backward_wires == ("1→0",)
+
+
+def test_the_best_of_the_family_is_taken():
+    tables = problem()
+    auto = judged(tables, PICKS)
+    named = [judged(tables, PICKS, name) for name in ("1f1b", "eager-1f1b", "h-1f1b")]
+    assert auto.step_s == min(judgement.step_s for judgement in named)
+    assert judged(tables, PICKS, "adaptive").step_s <= auto.step_s
+    assert named[0].step_s > auto.step_s
+
+
+def test_counts_are_cut_to_what_fits():
+    tables = problem({"a": 65}, activation_bytes=10.0)  # two microbatches of three layers
+    assert judged(tables, PICKS).in_flight == (2, 1)
+    assert judged(tables, PICKS, "eager-1f1b") is None
+    assert judged(problem({"a": 25}, activation_bytes=10.0), PICKS) is None
+
+
+def test_close_to_the_objective():
+    found = inter_op(problem()).best
+    assert judged(problem(), found.picks, in_flight=found.in_flight).step_s == pytest.approx(
+        found.step_s, rel=0.1
+    )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         het_parallelize,
         stage_boundary,
     )
+    from hetpass.comparison import verify
     from hetpass.errors import HetpassError
     from hetpass.ir.cluster import Cluster, DeviceGroup, DeviceKind, Link
     from hetpass.ir.plan import Plan
@@ -33,6 +34,7 @@ _HOMES = {
         "het_parallelize",
         "stage_boundary",
     ),
+    "hetpass.comparison": ("verify",),
     "hetpass.errors": ("HetpassError",),
     "hetpass.ir.cluster": ("Cluster", "DeviceGroup", "DeviceKind", "Link"),
     "hetpass.ir.plan": ("Plan",),
@@ -52,6 +54,7 @@ __all__ = [
     "Traced",
     "het_parallelize",
     "stage_boundary",
+    "verify",
 ]
 
 

@@ -20,72 +20,69 @@ from typing import Any
 LOG = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "fuzz.json"
 
 
+_LETTERS = {"equal": "e", "refused": "r", "wrong": "W", "crash": "C"}
+_SAVE_EVERY, _FORGET_EVERY = 10, 200
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--level", choices=("frontend", "whole"), default="frontend")
     parser.add_argument("--log", type=pathlib.Path, default=LOG)
+    parser.add_argument("--resume", action="store_true", help="go on where the log ends")
     options = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     importlib.import_module("tests.conftest")  # devices and flags, before JAX is imported
+    jax = importlib.import_module("jax")
     fuzz = importlib.import_module("tests.fuzz.check")
-    make_case = importlib.import_module("tests.fuzz.case").make_case
+    cases = importlib.import_module("tests.fuzz.case")
     run = getattr(fuzz, options.level)
     if options.seed is not None:
-        case = make_case(options.seed)
+        case = cases.make_case(options.seed)
         print(case, fuzz.check(case, run), sep="\n")
         return 0
-    outcomes = {}
-    began = time.perf_counter()
-    for seed in range(options.first, options.first + options.count):
-        case = make_case(seed)
+    name = f"{options.level}, jax {jax.__version__}"
+    log = json.loads(options.log.read_text()) if options.log.exists() else {}
+    entry = log.get(name, {}) if options.resume else {}
+    entry = {"outcomes": "", "seconds": 0, "failures": {}, "refusals": {}} | entry
+    began = time.perf_counter() - entry["seconds"]
+    for seed in range(len(entry["outcomes"]), options.count):
+        case = cases.make_case(seed)
         outcome = fuzz.check(case, run)
-        outcomes[seed] = (case, outcome)
-        if outcome.verdict in ("wrong", "crash"):
+        entry["outcomes"] += _LETTERS[outcome.verdict]
+        if outcome.verdict == "refused":
+            entry["refusals"][str(seed)] = outcome.text.splitlines()[0]
+        elif outcome.verdict != "equal":
+            entry["failures"][str(seed)] = f"{outcome.verdict}: {outcome.text[-300:]}"
             print(case, f"{outcome.verdict}: {outcome.text}", sep="\n", flush=True)
-        if len(outcomes) % 25 == 0:
-            importlib.import_module("jax").clear_caches()
-            _save(options, outcomes, time.perf_counter() - began)
-    _save(options, outcomes, time.perf_counter() - began)
-    counts = collections.Counter(o.verdict for _, o in outcomes.values())
-    print(dict(counts), f"{time.perf_counter() - began:.0f} s")
-    return int(counts["wrong"] + counts["crash"] > 0)
+        if seed % _FORGET_EVERY == 0:
+            jax.clear_caches()
+        if seed % _SAVE_EVERY == 0 or seed == options.count - 1:
+            entry["seconds"] = round(time.perf_counter() - began)
+            _save(options, name, entry, cases.kind_of)
+    print(_verdicts(entry["outcomes"]), f"{entry['seconds']} s")
+    return int(bool(entry["failures"]))
 
 
-def _save(options: argparse.Namespace, outcomes: dict[int, Any], seconds: float) -> None:
+def _verdicts(outcomes: str) -> dict[str, int]:
+    return {verdict: outcomes.count(letter) for verdict, letter in _LETTERS.items()}
+
+
+def _save(options: argparse.Namespace, name: str, entry: dict[str, Any], kind_of: Any) -> None:
     """The log of one level on one version of JAX; those of others are kept."""
-    jax = importlib.import_module("jax")
-    kinds: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for case, outcome in outcomes.values():
-        kinds[case.kind][outcome.verdict] += 1
-    refusals = {
-        str(seed): outcome.text.splitlines()[0]
-        for seed, (_, outcome) in outcomes.items()
-        if outcome.verdict == "refused"
-    }
-    entry = {
-        "command": f"python -m tests.fuzz --count {options.count} --level {options.level}"
-        + (f" --first {options.first}" if options.first else ""),
-        "jax": jax.__version__,
+    kinds: dict[str, str] = collections.defaultdict(str)
+    for seed, letter in enumerate(entry["outcomes"]):
+        kinds[kind_of(seed)] += letter
+    entry |= {
+        "command": f"python -m tests.fuzz --count {options.count} --level {options.level}",
         "python": sys.version.split()[0],
-        "programs": len(outcomes),
-        "seconds": round(seconds),
-        "verdicts": dict(collections.Counter(o.verdict for _, o in outcomes.values())),
-        "by_kind": {kind: dict(counts) for kind, counts in sorted(kinds.items())},
-        "microbatches": dict(
-            collections.Counter(str(case.num_microbatches) for case, _ in outcomes.values())
-        ),
-        "failures": {
-            str(seed): f"{outcome.verdict}: {outcome.text[-300:]}"
-            for seed, (_, outcome) in outcomes.items()
-            if outcome.verdict in ("wrong", "crash")
-        },
-        "refusals": refusals,
+        "programs": len(entry["outcomes"]),
+        "verdicts": _verdicts(entry["outcomes"]),
+        "by_kind": {kind: _verdicts(letters) for kind, letters in sorted(kinds.items())},
     }
     log = json.loads(options.log.read_text()) if options.log.exists() else {}
-    log[f"{options.level}, jax {jax.__version__}"] = entry
+    log[name] = entry
     options.log.parent.mkdir(parents=True, exist_ok=True)
     options.log.write_text(json.dumps(log, indent=1, sort_keys=True) + "\n")
 

@@ -439,7 +439,8 @@ def fourier(build: Builder) -> Any:
     name = build.param(build.width // 2 + 1)
 
     def block(q: Any, h: Any, b: Any) -> Any:
-        return jnp.fft.irfft(jnp.fft.rfft(h) * q[name], n=build.width).astype(h.dtype)
+        wide = h.astype(jnp.promote_types(h.dtype, jnp.float32))
+        return jnp.fft.irfft(jnp.fft.rfft(wide) * q[name], n=build.width).astype(h.dtype)
 
     return block
 

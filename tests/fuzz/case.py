@@ -95,9 +95,14 @@ class Case:
         )
 
 
+def kind_of(seed: int) -> str:
+    """What the case of this seed holds for certain."""
+    return str(_DECK[seed % len(_DECK)])
+
+
 def make_case(seed: int) -> Case:
     """The same case for the same seed, in every process."""
-    kind = str(_DECK[seed % len(_DECK)])
+    kind = kind_of(seed)
     draw = np.random.default_rng(seed)
     rows = int(draw.choice([8, 8, 16]))
     build = Builder(

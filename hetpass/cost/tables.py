@@ -21,6 +21,8 @@ from hetpass.ir.facts import ProgramFacts
 
 Floats = NDArray[np.float64]
 
+_PARTS_UP_TO = 64
+
 
 @dataclass(frozen=True)
 class GroupRoom:
@@ -96,13 +98,14 @@ class TableOptions:
     Attributes:
       assumed: shares of peak figures.
       recompute: the ways to recompute that stages may use.
-      whole_hosts: stages take no parts of hosts, where a group has several hosts.
+      whole_hosts: stages take no parts of hosts, where a group has several hosts; None: in
+        clusters of more than 64 devices, whose states would be too many.
       most_model: the largest tensor parallelism.
     """
 
     assumed: Assumptions = field(default_factory=Assumptions)
     recompute: tuple[str, ...] = ("none", "full")
-    whole_hosts: bool = False
+    whole_hosts: bool | None = None
     most_model: int = 8
 
 
@@ -118,11 +121,14 @@ def cost_tables(
     """
     examples = facts.batch_size // num_microbatches
     cluster = canonical(cluster)
+    whole_hosts = options.whole_hosts
+    if whole_hosts is None:
+        whole_hosts = cluster.num_devices > _PARTS_UP_TO
     most_model = min(options.most_model, max(x.most_tensor_parallel for x in facts.layers))
     stages = [
         stage_table(facts, cluster, index, submesh, num_microbatches, recompute, options.assumed)
         for index, group in enumerate(cluster.groups)
-        for devices in submesh_sizes(group, whole_hosts=options.whole_hosts)
+        for devices in submesh_sizes(group, whole_hosts=whole_hosts)
         for submesh in submeshes(group, devices, examples, most_model)
         for recompute in options.recompute
     ]

@@ -96,7 +96,7 @@ def resource_graph(tables: CostTables, options: InterOpOptions) -> ResourceGraph
         return one_run(devices, sizes, [names.index(name) for name in options.order])
     runs = options.one_run
     if runs is None:
-        runs = any_order_states(devices) > _EXACT_STATES
+        runs = any_order_states(devices, sizes) > _EXACT_STATES
     return one_run(devices, sizes) if runs else any_order(devices, sizes)
 
 

@@ -47,9 +47,15 @@ class ResourceGraph:
         return sum(self.counts)
 
 
-def any_order_states(devices: Sequence[int]) -> int:
+def any_order_states(devices: Sequence[int], sizes: Sequence[Sequence[int]]) -> int:
     """How many states `any_order` has."""
-    return math.prod(d + 1 for d in devices) * len(devices)
+    units = _units(sizes)
+    return math.prod(d // u + 1 for d, u in zip(devices, units, strict=True)) * len(devices)
+
+
+def _units(sizes: Sequence[Sequence[int]]) -> list[int]:
+    """Per group, what all sizes are multiples of: devices are counted in it."""
+    return [math.gcd(*group_sizes) if group_sizes else 1 for group_sizes in sizes]
 
 
 def any_order(devices: Sequence[int], sizes: Sequence[Sequence[int]]) -> ResourceGraph:
@@ -59,14 +65,16 @@ def any_order(devices: Sequence[int], sizes: Sequence[Sequence[int]]) -> Resourc
       devices: per group.
       sizes: per group, the counts that a stage may take.
     """
-    shape = tuple(d + 1 for d in devices)
+    units = _units(sizes)
+    shape = tuple(d // unit + 1 for d, unit in zip(devices, units, strict=True))
     count = math.prod(shape)
     left = np.indices(shape).reshape(len(shape), count)
     strides = [math.prod(shape[g + 1 :]) for g in range(len(shape))]
     moves: dict[tuple[int, int, int], Indices] = {}
     for g, group_sizes in enumerate(sizes):
         for n in group_sizes:
-            after = np.where(left[g] >= n, np.arange(count) - n * strides[g], NO_STATE)
+            step = n // units[g]
+            after = np.where(left[g] >= step, np.arange(count) - step * strides[g], NO_STATE)
             for p in range(len(devices)):
                 moves[p, g, n] = after
             moves[START, g, n] = after[-1:]  # the last state is that of all devices
@@ -85,7 +93,7 @@ def one_run(
       order: the groups in the only order that is allowed, some of them left out; None: any.
     """
     count = len(devices)
-    units = [math.gcd(*group_sizes) if group_sizes else 1 for group_sizes in sizes]
+    units = _units(sizes)
     rooms = [d // unit + 1 for d, unit in zip(devices, units, strict=True)]
     masks = np.arange(1 << (count - 1))
     moves: dict[tuple[int, int, int], Indices] = {}

@@ -41,7 +41,8 @@ class SearchOptions:
       tables: what stages may do.
       order: group names in the only order that is allowed; None: any.
       judged: so many pipelines are judged by the simulator.
-      slack: pipelines whose objective is this much above the best are candidates, as a share.
+      slack: a number of microbatches is left out if its objective is above the best by more than
+        this share.
       tolerance: of the inter-op program, relative.
     """
 
@@ -142,10 +143,8 @@ def _judge(
     bounds: int,
 ) -> SearchResult:
     found = sorted(found, key=lambda f: f.priced.step_s)
-    least_s = found[0].priced.step_s
-    near = [f for f in found if f.priced.step_s <= least_s * (1 + options.slack)]
     results: list[tuple[Judged, _Found]] = []
-    for candidate in near[: options.judged]:
+    for candidate in found[: options.judged]:
         judgement = judged(
             candidate.tables,
             candidate.priced.picks,

@@ -45,13 +45,13 @@ def expected(runs, order=None):
 
 def test_any_order_allows_every_sequence_of_parts():
     assert reachable(any_order(DEVICES, SIZES)) == expected(runs=False)
-    assert any_order_states(DEVICES) == any_order(DEVICES, SIZES).num_states
+    assert any_order_states(DEVICES, SIZES) == any_order(DEVICES, SIZES).num_states
 
 
 def test_one_run_allows_every_order_of_groups():
     graph = one_run(DEVICES, SIZES)
     assert reachable(graph) == expected(runs=True)
-    assert graph.num_states < any_order_states(DEVICES)
+    assert graph.num_states < any_order_states(DEVICES, SIZES)
 
 
 def test_a_given_order():

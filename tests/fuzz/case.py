@@ -16,18 +16,18 @@ from tests.fuzz.builder import PIECES, Builder, dense
 MODULES = (blocks, losses, metrics, updates)
 
 SHARES = {
-    "losses": 7,
+    "losses": 6,
     "masks": 6,
     "tied": 4,
-    "dropout": 7,
+    "dropout": 6,
     "positions": 5,
     "merged_dims": 5,
-    "scan": 7,
+    "scan": 6,
     "cond": 4,
     "remat": 4,
     "loops": 4,
     "custom": 3,
-    "indexing": 6,
+    "indexing": 5,
     "ordering": 3,
     "spectral": 3,
     "einsum": 3,

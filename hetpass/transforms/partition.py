@@ -5,7 +5,8 @@ In order, each step a file of this room:
     split_scans      scans over layers end at stage boundaries
     defer_partials   shares of gradients do not cross stages with a microbatch
     recompute        backward parts that run their forward part again, where the plan says so
-    split_weights    what only weight gradients need, where the schedule has tasks for it
+    defer_scan_weights, split_weights
+                     what only weight gradients need, where the schedule has tasks for it
     recipes          what is cheaper to make again than to send or keep
     localize         the equations of every forward, backward and weight fragment
     placement        stages for inputs, prologue and epilogue
@@ -47,6 +48,7 @@ from hetpass.transforms.assemble import (
 )
 from hetpass.transforms.dead_code import live_equations
 from hetpass.transforms.defer_partials import defer_partials
+from hetpass.transforms.defer_scan_weights import defer_scan_weights
 from hetpass.transforms.lifetimes import last_uses
 from hetpass.transforms.localize import Localized, Place, localize
 from hetpass.transforms.pack_transfers import pack_transfers
@@ -111,6 +113,8 @@ def partition_layers(
     """
     cut = defer_partials(split_scans(layered, stage_of_layer), stage_of_layer)
     cut = recompute(cut, stage_of_layer, recomputed)
+    if weights_apart:
+        cut = defer_scan_weights(cut)
     placed = _place_once(cut, _Stages(stage_of_layer, weights_apart), homes)
     pairs = pair_leaves(
         cut.program.traced.inputs,

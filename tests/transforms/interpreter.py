@@ -187,7 +187,7 @@ class _Machine:
         origin = self.written_at.get(slot)
         if origin is None:
             return
-        order = ("prologue", "forward", "backward", "epilogue")
+        order = ("prologue", "forward", "backward", "weight", "epilogue")
         role, _stage, phase = origin
         now_role, _now_stage, now_phase = self.now
         assert order.index(role) <= order.index(now_role)

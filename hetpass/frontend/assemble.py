@@ -71,8 +71,8 @@ def liveness(phases: Phases) -> Liveness:
         if set(results) <= needed:
             break
         needed |= set(results)
-    live = {i for i in _ancestors(phases, results) if phases.phase[i] == "region"}
-    return Liveness(tuple(prologue), tuple(sorted(live)), tuple(epilogue), tuple(results))
+    live = sorted(_ancestors(phases, results))
+    return Liveness(tuple(prologue), tuple(live), tuple(epilogue), tuple(results))
 
 
 def _needed_full(phases: Phases) -> set[Var]:
@@ -85,10 +85,16 @@ def _reads(phases: Phases, index: int) -> list[tuple[Var, bool]]:
     skipped = phases.ones.get(index, ())
     early = phases.early_reads.get(index, ())
     return [
-        (a, i in early or phases.info[a].phase == "early")
+        (a, i in early or not _inside(phases, a))
         for i, a in enumerate(phases.traced.jaxpr.eqns[index].invars)
         if isinstance(a, Var) and i not in skipped
     ]
+
+
+def _inside(phases: Phases, var: Var) -> bool:
+    """Whether the region makes the value itself."""
+    index = phases.producer.get(var)
+    return index is not None and (phases.phase[index] == "region" or index in phases.free)
 
 
 def _ancestors(phases: Phases, results: Sequence[Var]) -> set[int]:
@@ -97,7 +103,7 @@ def _ancestors(phases: Phases, results: Sequence[Var]) -> set[int]:
     pending = list(results)
     while pending:
         index = phases.producer.get(pending.pop())
-        if index is None or index in found or phases.phase[index] != "region":
+        if index is None or index in found:
             continue
         found.add(index)
         pending += [v for v, early in _reads(phases, index) if not early]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from hetpass._jax import JaxprEqn, Var
 from hetpass._jax import Literal as JaxLiteral
-from hetpass.analysis.flops import equation_flops
+from hetpass.analysis.flops import DATA_MOVEMENT, ELEMENTWISE, equation_flops
 from hetpass.frontend.probes import Probes
 from hetpass.frontend.rules.apply import apply
 from hetpass.frontend.rules.linear import JOINTLY_LINEAR, LINEAR_IN_EACH
@@ -64,6 +64,10 @@ class Phases:
       mixed: full-batch values from before the region that hold no example of their own, and why.
       tails: indices of equations that are linear in parts of sums, and give as much as they read.
       flops: by equation index, at the full batch.
+      free: early equations that the region may run for itself: they move whole values about, or
+        make them from constants alone (a causal mask). Run before the region, their results
+        would be held for the whole step.
+      constant: those of them that are made from constants alone.
     """
 
     traced: Traced
@@ -77,6 +81,8 @@ class Phases:
     mixed: dict[Var, Mixes] = field(default_factory=dict)
     tails: list[int] = field(default_factory=list)
     flops: list[float] = field(default_factory=list)
+    free: set[int] = field(default_factory=set)
+    constant: set[int] = field(default_factory=set)
     producer: dict[Var, int] = field(default_factory=dict)
     early_cost: dict[Var, float] = field(default_factory=dict)
 
@@ -152,6 +158,7 @@ def _place(phases: Phases, index: int, eqn: JaxprEqn, budget: float) -> None:
         except Mixes:
             vals = [WHOLE for _ in eqn.outvars]
         _record(phases, index, eqn, "early", vals, floor)
+        _note_free(phases, index, eqn)
         return
     for attempt in (_as_it_is, _with_early_operands, _with_scales_left_for_later):
         try:
@@ -187,6 +194,19 @@ def _place(phases: Phases, index: int, eqn: JaxprEqn, budget: float) -> None:
         phases.reasons.setdefault(index, Mixes(eqn, "needs the full sum over the batch"))
     _inherit_reason(phases, index, eqn)
     _record(phases, index, eqn, "late", [None for _ in eqn.outvars], floor)
+
+
+_LAYOUT = frozenset("broadcast_in_dim expand_dims reshape squeeze transpose".split())
+
+
+def _note_free(phases: Phases, index: int, eqn: JaxprEqn) -> None:
+    made = [phases.producer.get(a, -1) for a in eqn.invars if isinstance(a, Var)]
+    simple = eqn.primitive.name in ELEMENTWISE | DATA_MOVEMENT
+    if simple and all(i in phases.constant for i in made):
+        phases.constant.add(index)
+        phases.free.add(index)
+    elif eqn.primitive.name in _LAYOUT:
+        phases.free.add(index)
 
 
 def _place_effect(phases: Phases, index: int, eqn: JaxprEqn, infos: Sequence[Info]) -> None:

@@ -103,6 +103,10 @@ def bounds(compiled: Any, timeline: Timeline) -> None:
         ended = [(s.end_s, -1) for s in spans if s.kind == "B"]
         if ended:
             assert np.cumsum([c for _, c in sorted(begun + ended)]).max() <= bound
+        weights = [(s.end_s, -1) for s in spans if s.kind == "W"]
+        if weights:
+            most = np.cumsum([c for _, c in sorted(begun + weights)]).max()
+            assert most <= schedule.held()[stage]
 
 
 ONE_EACH = ("gpipe", "1f1b", "eager-1f1b", "h-1f1b", "zb-h1", "zb-h2", "auto")
@@ -165,6 +169,24 @@ def test_forward_only():
         result, timeline = compiled.timeline(params, batch())
         assert not differences(result, jax.jit(score)(params, batch()))
         assert timeline.order() == compiled.planned.timeline().order()
+
+
+@pytest.mark.parametrize(("schedule", "places"), [("zb-h1", "a b"), ("interleaved", "a b a b")])
+def test_an_eval_step_beside_it(schedule, places):
+    def evaluate(params: Any, batch: Any) -> Any:
+        x = batch["x"] @ params["tied"]
+        for k in range(LAYERS):
+            with jax.named_scope(f"layer{k}"):
+                x = x + jnp.tanh(x @ params[f"w{k}"])
+        return jnp.abs(x).mean()
+
+    plan = planned(schedule, places, 4)
+    work = hp.het_parallelize(step, cluster=plan.traced.cluster, plan=plan.plan, num_microbatches=4)
+    beside = work.companion(evaluate, num_microbatches=2)
+    mine, _ = work(state(), batch())
+    reference, _ = jax.jit(step)(state(), batch())
+    expected = jax.jit(evaluate)(reference["params"], batch())
+    assert not differences(beside(mine["params"], batch()), expected)
 
 
 # ---------------------------------------------------------------------------------------------

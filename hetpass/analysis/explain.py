@@ -36,7 +36,7 @@ def explain(layered: Layered, plan: Plan, notes: Sequence[str] = ()) -> str:
     lines = [
         f"{traced.name}: {layered.num_layers} layers on {len(pipeline.stages)} "
         f"stage{'s' if len(pipeline.stages) > 1 else ''}, {_batch(layered)}, "
-        f"schedule {plan.schedule}"
+        f"schedule {_schedule(plan)}"
     ]
     lines += [
         "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
@@ -52,6 +52,14 @@ def explain(layered: Layered, plan: Plan, notes: Sequence[str] = ()) -> str:
         lines.append(f"  computed on the full batch before the microbatches: {', '.join(full)}")
     lines += [f"  note: {note}" for note in notes]
     return "\n".join(lines)
+
+
+def _schedule(plan: Plan) -> str:
+    counts = [stage.in_flight for stage in plan.pipelines[0].stages]
+    if all(count is None for count in counts):
+        return plan.schedule
+    held = " ".join("-" if count is None else str(count) for count in counts)
+    return f"{plan.schedule} with {held} in flight"
 
 
 def _batch(layered: Layered) -> str:

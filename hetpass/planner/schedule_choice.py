@@ -22,6 +22,8 @@ from hetpass.schedules.one_f_one_b import OneFOneB
 OPEN_NAMES = ("auto", "adaptive")
 """Names that leave the schedule to a search."""
 
+_LEAST_PLAYS, _MOST_PLAYS, _PLAYED_TASKS = 40, 600, 150_000
+
 
 @dataclass(frozen=True)
 class ScheduleChoice:
@@ -126,7 +128,7 @@ def _searched(
     notes: tuple[str, ...] = ()
     limits = None if limits_bytes is None else tuple(limits_bytes)
     try:
-        found = adaptive(AdaptiveProblem(costs, plan.num_microbatches, plan.lane_of, limits))
+        found = adaptive(_problem(plan, costs, limits))
     except ScheduleError as refusal:
         # Bytes are estimates here: the schedule that holds least, and a word of warning.
         if refusal.code != "HP-SCHEDULE-MEMORY":
@@ -134,11 +136,22 @@ def _searched(
         notes = (f"memory may not suffice: {'; '.join(refusal.details)}",)
         if len(set(plan.lane_of)) == len(plan.lane_of):
             return ScheduleChoice(replace(plan, schedule="1f1b"), notes)
-        found = adaptive(AdaptiveProblem(costs, plan.num_microbatches, plan.lane_of))
+        found = adaptive(_problem(plan, costs, None))
     schedule = found.schedule
     expected = {**plan.predictions, "pipeline_s": found.makespan_s}
     named = _named(plan, schedule) or replace(plan, schedule="adaptive", tasks=_lines(schedule))
     return ScheduleChoice(replace(named, predictions=expected), notes)
+
+
+def _problem(
+    plan: Plan, costs: PipelineCosts, limits_bytes: tuple[float, ...] | None
+) -> AdaptiveProblem:
+    """With fewer plays where each takes longer: about as long for any size."""
+    tasks = 2 * len(plan.lane_of) * plan.num_microbatches
+    plays = max(_LEAST_PLAYS, min(_MOST_PLAYS, _PLAYED_TASKS // tasks))
+    return AdaptiveProblem(
+        costs, plan.num_microbatches, plan.lane_of, limits_bytes, max_plays=plays
+    )
 
 
 def _named(plan: Plan, schedule: Schedule) -> Plan | None:

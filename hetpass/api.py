@@ -617,6 +617,7 @@ def het_parallelize(
             raise TraceError(
                 "HP-TRACE-FUNCTION",
                 f"het_parallelize takes a function, not a {type(function).__name__}",
+                where="its first argument",
                 ways_out=["@hp.het_parallelize over a function of arrays"],
             )
         return HetParallelized(function, settings)

@@ -52,6 +52,8 @@ def value_key(value: Any) -> Key:
         return type(value).__name__, repr(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return _array_key(np.asarray(value), value)
+    if isinstance(value, ShapedArray):
+        return "aval", aval_key(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return _device_array_key(value)
     try:

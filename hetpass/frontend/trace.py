@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -70,9 +71,9 @@ def trace(
         merged = [statics[i] if i in statics else next(rest) for i in range(len(args))]
         return fun(*merged, **keywords)
 
-    first, out_shape = _trace_at(flat, name, inputs, 1)
+    first, out_shape = _trace_at(flat, fun, inputs, 1)
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
-    probes, failure = _probe(flat, name, inputs, first, batch_size)
+    probes, failure = _probe(flat, fun, inputs, first, batch_size)
     constants = [
         InputLeaf(f"constant {i}", v.aval, None, None, False)
         for i, v in enumerate(first.jaxpr.invars[len(inputs) :])
@@ -205,7 +206,7 @@ def _batch_size(inputs: Sequence[InputLeaf], signature: Signature) -> int | None
 
 
 def _trace_at(
-    flat: Callable[..., Any], name: str, inputs: Sequence[InputLeaf], scale: int
+    flat: Callable[..., Any], fun: Callable[..., Any], inputs: Sequence[InputLeaf], scale: int
 ) -> tuple[Inlined, Any]:
     structs = []
     for leaf in inputs:
@@ -222,8 +223,8 @@ def _trace_at(
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise TraceError(
             "HP-TRACE-STEP",
-            f"the step {name} cannot be traced",
-            where=_users_line(error),
+            f"the step {getattr(fun, '__name__', type(fun).__name__)} cannot be traced",
+            where=_users_line(error) or _defined_at(fun),
             details=[f"{type(error).__name__}: {first_line}"],
             ways_out=[
                 "make it run under jax.jit first: jax.jit(step).trace(...) fails in the same place",
@@ -244,9 +245,14 @@ def _users_line(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
 
 
+def _defined_at(fun: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(fun), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})" if code else ""
+
+
 def _probe(
     flat: Callable[..., Any],
-    name: str,
+    fun: Callable[..., Any],
     inputs: Sequence[InputLeaf],
     first: Inlined,
     batch_size: int | None,
@@ -257,7 +263,7 @@ def _probe(
     probes = []
     for scale in (2, 3):
         try:
-            probes.append(_trace_at(flat, name, inputs, scale)[0])
+            probes.append(_trace_at(flat, fun, inputs, scale)[0])
         except TraceError as error:
             reason = error.details[0] if error.details else error.what
             place = f" at {error.where}" if error.where else ""

@@ -26,6 +26,19 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 16
 MAX_SHOWN = 60
 
+# For refusals that know of nothing better, by the last word of their code.
+_WAYS_OUT = {
+    "TYPE": ("write a value of the kind that is needed at this place",),
+    "VALUE": ("write a value within the bounds that are named",),
+    "SYNTAX": ("correct the text at the position that is named",),
+    "DEPTH": ("write the records flat, as in the examples of the documentation",),
+    "FILE": ("give the path of a small file of UTF-8 text",),
+    "DUPLICATE": ("keep one of the two",),
+    "TEXT": ("write one line such as 'fast[4](data=2,model=2): 0-13 | slow: 14-24'",),
+    "MESH": ("give axes whose sizes multiply to the devices: 'fast[4](data=2,model=2)'",),
+    "DEVICES": ("give free devices, by count or by number: 'fast[2]', 'fast[0-1,3]'",),
+}
+
 T = TypeVar("T")
 _BARE = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 
@@ -99,7 +112,11 @@ class Reader:
         ways_out: Sequence[str] = (),
     ) -> NoReturn:
         raise self.error(
-            f"{self.area}-{word}", what, where=where, details=details, ways_out=ways_out
+            f"{self.area}-{word}",
+            what,
+            where=where,
+            details=details,
+            ways_out=ways_out or _WAYS_OUT.get(word, ()),
         )
 
     # -- whole files --------------------------------------------------------------------------

@@ -200,6 +200,10 @@ def check_arguments(arguments: Sequence[Any], leaves: Sequence[InputLeaf]) -> No
     for value, leaf in zip(arguments, leaves, strict=True):
         if np.shape(value) != leaf.aval.shape:
             raise _misfit(leaf, f"shape {np.shape(value)}", f"shape {leaf.aval.shape}")
+        if isinstance(value, (np.ndarray, np.generic)):
+            dtype = jax.dtypes.canonicalize_dtype(value.dtype)
+            if dtype != leaf.aval.dtype:
+                raise _misfit(leaf, str(dtype), str(leaf.aval.dtype))
         if not isinstance(value, jax.Array):
             continue
         if value.dtype != leaf.aval.dtype:

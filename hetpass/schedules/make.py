@@ -164,6 +164,7 @@ def _unknown(name: str) -> ScheduleError:
     return ScheduleError(
         "HP-SCHEDULE-UNKNOWN",
         f"there is no schedule named {name!r}",
+        where="schedule",
         details=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
         ways_out=(f"choose one of {', '.join(_POLICIES)}",),
     )

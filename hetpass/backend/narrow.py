@@ -19,7 +19,6 @@ from hetpass._jax import (
     JaxprEqn,
     Literal,
     Var,
-    bind_equation,
     close,
     is_jaxpr,
     make_eqn,
@@ -29,6 +28,7 @@ from hetpass._jax import (
     scan_counts,
 )
 from hetpass.backend.layout import batch_layout
+from hetpass.backend.pads import bind
 from hetpass.ir.kinds import Kind, Partial, Whole
 
 Part = Callable[..., list[Any]]
@@ -56,7 +56,7 @@ def narrowed(eqn: JaxprEqn, kinds: Kinds, parts: int) -> Part | None:
         return None
 
     def part(*operands: Any) -> list[Any]:
-        return bind_equation(narrow, operands)
+        return bind(narrow, operands)
 
     return part if narrow is eqn or _fits(part, eqn, kinds, parts) else None
 

@@ -24,13 +24,13 @@ from hetpass._jax import (
     JaxprEqn,
     Literal,
     Var,
-    bind_equation,
     is_jaxpr,
     open_jaxpr,
 )
 from hetpass.backend.combine import only_first, reduce_leading
 from hetpass.backend.layout import batch_layout, join_batch, split_batch
 from hetpass.backend.narrow import Part, has_parts, narrowed
+from hetpass.backend.pads import bind
 from hetpass.ir.kinds import Kind, Partial
 
 DATA_AXIS = "data"
@@ -89,7 +89,7 @@ def evaluate(
     for position, eqn in enumerate(jaxpr.eqns):
         operands = [read(atom) for atom in eqn.invars]
         if split.parts == 1:
-            results = bind_equation(eqn, operands)
+            results = bind(eqn, operands)
         else:
             results = _evaluate_split(eqn, operands, roles, kinds, split)
             if any(isinstance(_role(roles, atom), _Offset) for atom in eqn.invars):
@@ -263,9 +263,9 @@ def _at_once(
     ]
     makes_partial = any(isinstance(role, Partial) for role in result_roles)
     if makes_partial and _holds_convolution(eqn):
-        results = _everywhere(lambda *values: bind_equation(eqn, values), split)(whole)
+        results = _everywhere(lambda *values: bind(eqn, values), split)(whole)
     else:
-        results = bind_equation(eqn, whole)
+        results = bind(eqn, whole)
     return [
         split.spread(only_first(role.op, result, split.parts))
         if isinstance(role, Partial)

@@ -148,6 +148,19 @@ def test_one_stage_alone_splits_its_weight_gradients():
     check(planned("zb-h1", "a", 2), steps=1)
 
 
+@pytest.mark.parametrize("how", ["none", "full"])
+def test_meshes_with_data_and_model_axes(how):
+    """Sums over examples stay apart on every device until the epilogue, in W as in B."""
+    cluster = hp.Cluster.emulated({"a": 4, "b": 2})
+    work = hp.het_parallelize(step, cluster=cluster, schedule="zb-v", num_microbatches=4)
+    traced = work.trace(state(), batch())
+    last = traced.plan(schedule="gpipe").layered.num_layers - 1
+    a, b = "a[0-3](data=2,model=2)", "b[0-1](data=2)"
+    found = traced.with_plan(f"{a}: 0-1 | {b}: 2-3 | {b}: 4 | {a}: 5-{last}")
+    data = found.plan.to_json().replace('"recompute": "none"', f'"recompute": "{how}"')
+    check(traced.with_plan(hp.Plan.from_json(data)))
+
+
 def test_forward_only():
     def score(params: Any, batch: Any) -> Any:
         x = batch["x"]

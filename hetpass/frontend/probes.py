@@ -103,20 +103,28 @@ def _compare(jaxprs: tuple[Jaxpr, ...], found: Probes) -> None:
 def _check_equation(
     eqn: JaxprEqn, others: Sequence[JaxprEqn | None], numbering: Sequence[dict[Var, int]]
 ) -> None:
+    reads = _reads(eqn.invars, numbering[0])
     for k, other in enumerate(others):
-        scale = f"at {k + 2} times the batch"
-        where = f"`{eqn.primitive.name}` ({_jax.user_frame(eqn)})"
-        if other is None:
-            raise ProbeMismatch(f"{scale} it has no equation that matches {where}")
-        if other.primitive is not eqn.primitive:
-            raise ProbeMismatch(f"{scale} {where} becomes `{other.primitive.name}`")
-        same_reads = _reads(eqn.invars, numbering[0]) == _reads(other.invars, numbering[k + 1])
-        if not same_reads or len(eqn.outvars) != len(other.outvars):
-            raise ProbeMismatch(f"{scale} {where} reads other values")
-        for a, b in zip([*eqn.invars, *eqn.outvars], [*other.invars, *other.outvars], strict=True):
-            shape_a, shape_b = getattr(a.aval, "shape", ()), getattr(b.aval, "shape", ())
-            if len(shape_a) != len(shape_b):
-                raise ProbeMismatch(f"{scale} {where} has values of another rank")
+        fault = _fault(eqn, other, reads, numbering[k + 1])
+        if fault:
+            where = f"`{eqn.primitive.name}` ({_jax.user_frame(eqn)})"
+            raise ProbeMismatch(f"at {k + 2} times the batch {fault.format(where=where)}")
+
+
+def _fault(
+    eqn: JaxprEqn, other: JaxprEqn | None, reads: list[int], numbering: dict[Var, int]
+) -> str:
+    """Why an equation has no equal in another trace; "" if it has."""
+    if other is None:
+        return "it has no equation that matches {where}"
+    if other.primitive is not eqn.primitive:
+        return f"{{where}} becomes `{other.primitive.name}`"
+    if reads != _reads(other.invars, numbering) or len(eqn.outvars) != len(other.outvars):
+        return "{where} reads other values"
+    for a, b in zip([*eqn.invars, *eqn.outvars], [*other.invars, *other.outvars], strict=True):
+        if len(getattr(a.aval, "shape", ())) != len(getattr(b.aval, "shape", ())):
+            return "{where} has values of another rank"
+    return ""
 
 
 def _reads(atoms: Sequence[Any], numbering: dict[Var, int]) -> list[int]:

@@ -144,7 +144,9 @@ def _judge(
 ) -> SearchResult:
     found = sorted(found, key=lambda f: f.priced.step_s)
     results: list[tuple[Judged, _Found]] = []
-    for candidate in found[: options.judged]:
+    for candidate in found:
+        if len(results) == options.judged:
+            break
         judgement = judged(
             candidate.tables,
             candidate.priced.picks,
@@ -153,8 +155,8 @@ def _judge(
         )
         if judgement is not None:
             results.append((judgement, candidate))
-    if not results:  # the schedule asked for needs more memory than any of them has
-        raise _nothing(facts, cluster, options, None)
+    if not results:
+        raise _schedule_does_not_fit(options.schedule, found)
     results.sort(key=lambda pair: pair[0].step_s)
     if options.schedule == "adaptive":
         searched = judged(results[0][1].tables, results[0][1].priced.picks, "adaptive")
@@ -179,6 +181,19 @@ def _candidate(
         predictions={"objective_s": found.priced.step_s, "step_s": judgement.step_s},
     )
     return Candidate(plan, judgement.step_s, found.priced.step_s)
+
+
+def _schedule_does_not_fit(schedule: str, found: list[_Found]) -> PlanError:
+    counts = " ".join(str(count) for count in found[0].priced.in_flight)
+    return PlanError(
+        "HP-PLAN-SCHEDULE",
+        f"the schedule {schedule!r} holds more microbatches than fit, in every pipeline found",
+        details=[
+            f"{len(found)} pipelines; the best was planned with {counts} in flight, per stage, of "
+            f"{found[0].tables.num_microbatches} microbatches"
+        ],
+        ways_out=['use the schedule "auto" or "1f1b"', "recompute activations"],
+    )
 
 
 def microbatch_numbers(batch_size: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ def random_tables(chance):
     devices = [1] * num_groups
     for _ in range(int(chance.integers(0, 7 - num_groups))):
         devices[int(chance.integers(num_groups))] += 1
-    microbatches = int(chance.choice([1, 2, 3, 4, 8]))
+    microbatches = int(chance.choice([1, 2, 4, 8, 16]))
     stages = []
     for group, count in enumerate(devices):
         speed = chance.uniform(0.3, 2.0)
@@ -28,7 +28,7 @@ def random_tables(chance):
                     random_stage(chance, num_layers, group, size, speed * size**0.8, recompute)
                 )
     shape = (num_groups, num_groups, num_layers + 1)
-    scale = chance.choice([0.0, 0.05, 0.5, 3.0])
+    scale = chance.choice([0.0, 0.02, 0.1, 0.5])
     forward = scale * chance.uniform(0, 1, shape)
     backward = scale * chance.uniform(0, 1, shape)
     forward[chance.random(shape) < 0.1] = np.inf
@@ -61,20 +61,21 @@ def random_stage(chance, num_layers, group, size, speed, recompute):
         recompute=recompute,
         forward_s=forward,
         backward_s=slower * ranges(0.4, 1.2) / speed,
-        once_s=ranges(0.0, chance.choice([0.01, 2.0]), per_layer=False),
+        once_s=ranges(0.0, chance.choice([0.01, 1.0]), per_layer=False),
         fixed_bytes=ranges(0.1, 0.8),
         activation_bytes=leaner * ranges(0.0, 1.0) / size,
     )
 
 
-def least_step_s(tables, *, runs=False):
+def least_step_s(tables, *, below_s=math.inf, runs=False):
     """The least T over every cut, every choice of stages and every in-flight count.
 
     From the last stage to the first; a partial pipeline is left when it is no better than the best
-    whole one, since neither part of T ever falls. `runs`: every group takes one run of stages.
+    whole one, since neither part of T ever falls; nor is one that is not below `below_s` followed.
+    `runs`: every group takes one run of stages.
     """
     m = tables.num_microbatches
-    best = math.inf
+    best = below_s
 
     def extend(end, left, behind, in_flight, fill, load):
         nonlocal best
@@ -105,9 +106,11 @@ def least_step_s(tables, *, runs=False):
                         table.fixed_bytes[first, end] + count * table.activation_bytes[first, end]
                     )
                     if held > tables.groups[group].memory_bytes:
-                        continue
+                        break  # more in flight need more still
                     stages = [*behind, (group, time)]
                     extend(first, rest, stages, count, fill + time + round_s, max(load, once, wait))
+                    if wait <= max(load, once):
+                        break  # waiting binds no more: more in flight cannot help
 
     def waits(group, boundary, time_behind, group_behind, in_flight):
         there = tables.link_forward_s[group, group_behind, boundary]
@@ -124,4 +127,4 @@ def least_step_s(tables, *, runs=False):
                 return
 
     extend(tables.num_layers, [g.devices for g in tables.groups], [], 0, 0.0, 0.0)
-    return best
+    return best if best < below_s else math.inf

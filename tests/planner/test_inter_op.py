@@ -10,13 +10,18 @@ from hetpass.planner.objective import fits, priced
 from tests.planner.inter_op_instances import least_step_s, random_tables
 
 
+def just_above(result):
+    """Enumeration need not look at what is worse than the result; the optimum itself it finds."""
+    return result.best.step_s * (1 + 1e-6) if result else math.inf
+
+
 @pytest.mark.parametrize("block", range(10))
 def test_equal_to_enumeration(block):
     infeasible = 0
     for seed in range(30 * block, 30 * block + 30):
         tables = random_tables(np.random.default_rng(seed))
-        expected = least_step_s(tables)
         result = inter_op(tables, InterOpOptions(one_run=False))
+        expected = least_step_s(tables, below_s=just_above(result))
         if result is None:
             assert math.isinf(expected), f"seed {seed}: {expected}"
             infeasible += 1
@@ -32,7 +37,7 @@ def test_equal_to_enumeration(block):
 def test_one_run_per_group_equal_to_enumeration(block):
     for seed in range(1000 + 20 * block, 1020 + 20 * block):
         tables = random_tables(np.random.default_rng(seed))
-        expected = least_step_s(tables, runs=True)
         result = inter_op(tables, InterOpOptions(one_run=True))
+        expected = least_step_s(tables, below_s=just_above(result), runs=True)
         found = result.best.step_s if result else math.inf
         assert found == pytest.approx(expected, rel=1e-7), f"seed {seed}"

@@ -271,6 +271,17 @@ def test_need_and_have_and_the_least_change():
     assert found(facts, larger).plan.num_stages == 2
 
 
+def test_a_schedule_that_holds_too_much():
+    facts = equal_layers(activation_bytes=10.0)
+    machines = cluster(memory={"fast": 85, "slow": 85})
+    assert found(facts, machines, replace(ALL, schedule="1f1b")).plan.num_stages == 2
+    two = cluster({"fast": 1, "slow": 1}, memory={"fast": 45, "slow": 45})
+    assert found(facts, two, replace(ALL, schedule="auto")).plan.num_stages == 2
+    with pytest.raises(PlanError) as caught:
+        search(facts, two, replace(ALL, schedule="gpipe"))
+    assert caught.value.code == "HP-PLAN-SCHEDULE"
+
+
 def test_a_layer_larger_than_any_device():
     facts = ProgramFacts.synthetic(
         [{"seconds": {"fast": (1, 1)}}, {"seconds": {"fast": (1, 1)}, "parameter_bytes": 500.0}],

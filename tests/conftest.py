@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -51,6 +52,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every step of tests/programs in all layouts, not in a chosen few",
     )
+    parser.addoption(
+        "--share",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of the tests with parameters run one in N, chosen by name",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    share = config.getoption("--share")
+    chosen = [i for i in items if "[" not in i.name or crc32(i.name.encode()) % share == 0]
+    left_out = [i for i in items if i not in set(chosen)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = chosen
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ class InterOpResult:
       gap: (T - lower bound) / T; zero up to the tolerance unless `max_bounds` ended the search.
       bounds: how many were solved.
       graph: the resource states, "any order" or "one run".
+      interrupted: by a KeyboardInterrupt; the best so far is given.
     """
 
     best: Priced
@@ -69,6 +70,7 @@ class InterOpResult:
     gap: float
     bounds: int
     graph: str
+    interrupted: bool = False
 
 
 def inter_op(
@@ -109,6 +111,7 @@ class _Search:
         self.found: dict[tuple[Pick, ...], Priced] = {}
         self.best: Priced | None = None
         self.bounds = 0
+        self.interrupted = False
         self.lowest_s = 0.0
         """No T below this is possible, as far as is known."""
 
@@ -117,8 +120,12 @@ class _Search:
         first = self._solve(math.inf)
         if first is None or not self._worth_while(first):
             return False
-        low_s = self._bisect(first)
-        self._descend(first.fill_s, low_s)
+        self.lowest_s = first.fill_s
+        try:
+            low_s = self._bisect(first)
+            self._descend(first.fill_s, low_s)
+        except KeyboardInterrupt:
+            self.interrupted = True
         return True
 
     def _solve(self, bound_s: float) -> Priced | None:
@@ -127,16 +134,18 @@ class _Search:
         found = self._priced(bound_s, free_memory=True)
         if found is not None and not fits(self.tables, found):
             found = self._priced(bound_s, free_memory=False)
-        if found is None:
-            return None
+        if found is not None:
+            self._remember(found)
+        if self.progress is not None and self.best is not None:
+            self.progress(self.bounds, self.best.step_s)
+        return found
+
+    def _remember(self, found: Priced) -> None:
         known = self.found.get(found.picks)
         if known is None or found.step_s < known.step_s:
             self.found[found.picks] = found
         if self.best is None or found.step_s < self.best.step_s:
             self.best = found
-        if self.progress is not None:
-            self.progress(self.bounds, self.best.step_s)
-        return found
 
     def _worth_while(self, first: Priced) -> bool:
         """Whether T may come to `at_most_s`, told by one bound without regard to memory."""
@@ -194,4 +203,5 @@ class _Search:
             gap,
             self.bounds,
             self.program.graph.name,
+            self.interrupted,
         )

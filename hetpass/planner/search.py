@@ -8,7 +8,7 @@ numbers, are judged again by the simulator under real schedules, and the winner 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetpass.cost.tables import CostTables, TableOptions, cost_tables
 from hetpass.errors import PlanError
@@ -80,6 +80,8 @@ class SearchResult:
       rejected: the others that were judged, best first.
       bounds: solved by the inter-op program, over all numbers of microbatches.
       gap: of the inter-op program for the winner's number of microbatches.
+      interrupted: the search was ended by a KeyboardInterrupt; the plan is the best so far, and
+        its predictions say "interrupted".
     """
 
     plan: Plan
@@ -87,6 +89,7 @@ class SearchResult:
     rejected: tuple[Candidate, ...]
     bounds: int
     gap: float
+    interrupted: bool = False
 
 
 def search(
@@ -110,22 +113,38 @@ def search(
     found: list[_Found] = []
     bounds = 0
     best_s: float | None = None
+    interrupted = False
     for m in microbatch_numbers(facts.batch_size, options.num_microbatches):
         at_most_s = None if best_s is None else best_s * (1 + options.slack)
         problem = cost(m)
         inter_op_options = InterOpOptions(
             order=options.order, tolerance=options.tolerance, at_most_s=at_most_s
         )
-        result = inter_op(problem, inter_op_options)
-        if result is not None:
-            bounds += result.bounds
-            found += [_Found(problem, p, result.gap) for p in (result.best, *result.others)]
-            best_s = min(best_s or result.best.step_s, result.best.step_s)
-        if progress is not None and best_s is not None:
-            progress(m, best_s)
+        try:
+            result = inter_op(problem, inter_op_options)
+            if result is not None:
+                bounds += result.bounds
+                found += [_Found(problem, p, result.gap) for p in (result.best, *result.others)]
+                best_s = min(best_s or result.best.step_s, result.best.step_s)
+                interrupted = result.interrupted
+            if progress is not None and best_s is not None:
+                progress(m, best_s)
+        except KeyboardInterrupt:
+            if best_s is None:
+                raise
+            interrupted = True
+        if interrupted:
+            break
     if best_s is None:
         raise _nothing(facts, cluster, options, tables)
-    return _judge(facts, cluster, options, found, bounds)
+    judged_best = _judge(facts, cluster, options, found, bounds)
+    return _marked(judged_best) if interrupted else judged_best
+
+
+def _marked(result: SearchResult) -> SearchResult:
+    predictions = {**result.plan.predictions, "interrupted": 1.0}
+    plan = replace(result.plan, predictions=predictions)
+    return replace(result, plan=plan, best=replace(result.best, plan=plan), interrupted=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -336,6 +336,38 @@ def test_the_same_bytes_in_another_process():
     assert next(iter(texts)).startswith("{")
 
 
+def test_an_interrupted_search_gives_the_best_so_far_and_says_so():
+    options = SearchOptions(tables=EXACT)
+    seen = []
+
+    def interrupt(m, best_s):
+        seen.append(m)
+        raise KeyboardInterrupt
+
+    result = search(equal_layers(), cluster(), options, progress=interrupt)
+    assert result.interrupted
+    assert result.plan.predictions["interrupted"] == 1.0
+    assert result.plan.num_microbatches == seen[0]
+    assert len(seen) == 1
+    whole = search(equal_layers(), cluster(), options)
+    assert not whole.interrupted
+    assert "interrupted" not in whole.plan.predictions
+
+
+def test_an_interrupted_program_gives_the_best_so_far():
+    tables = cost_tables(equal_layers(), cluster(), BATCH, EXACT)
+
+    def interrupt(bounds, best_s):
+        if bounds == 2:  # the first is outside of what can be interrupted: nothing is known yet
+            raise KeyboardInterrupt
+
+    result = inter_op(tables, progress=interrupt)
+    assert result.interrupted
+    assert result.bounds == 2
+    assert result.gap > 0
+    assert result.best.step_s >= inter_op(tables).best.step_s
+
+
 def test_costs_may_come_from_elsewhere():
     """The seam for an intra-op program: any tables in place of the analytic ones."""
     facts, machines = equal_layers(), cluster()

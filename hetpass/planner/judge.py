@@ -18,8 +18,10 @@ from hetpass.schedules.costs import LinkCost, PipelineCosts, StageCost
 from hetpass.schedules.make import make_schedule
 from hetpass.simulator.simulate import makespan_s
 
-_FAMILY = ("1f1b", "h-1f1b", "eager-1f1b")
-AUTO = "auto"
+FAMILY = ("1f1b", "h-1f1b", "eager-1f1b")
+"""Schedules that in-flight counts alone tell apart."""
+
+AUTO, ADAPTIVE = "auto", "adaptive"
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,13 @@ def judged(
     if most is None:
         return None
     m, count = tables.num_microbatches, len(picks)
-    if schedule == "adaptive":
+    if schedule == ADAPTIVE:
         return _adaptive(tables, picks, costs)
     wanted: list[tuple[str, tuple[int, ...] | None]] = [(schedule, in_flight)]
     if schedule == AUTO:
         named = [
             (name, make_schedule(name, num_stages=count, num_microbatches=m, costs=costs).in_flight)
-            for name in _FAMILY
+            for name in FAMILY
         ]
         chosen = [("1f1b", in_flight)] if in_flight is not None else []
         wanted = [(n, _cut(c, most)) for n, c in (*named, *chosen, ("1f1b", most)) if c is not None]
@@ -129,4 +131,4 @@ def _adaptive(tables: CostTables, picks: Sequence[Pick], costs: PipelineCosts) -
         found = adaptive(problem)
     except ScheduleError:
         return None
-    return Judged("adaptive", found.schedule.in_flight, found.makespan_s)
+    return Judged(ADAPTIVE, found.schedule.in_flight, found.makespan_s)

@@ -17,12 +17,13 @@ from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
 from hetpass.planner.as_plan import as_plan
 from hetpass.planner.inter_op import InterOpOptions, inter_op
-from hetpass.planner.judge import AUTO, Judged, judged
+from hetpass.planner.judge import ADAPTIVE, AUTO, FAMILY, Judged, judged
 from hetpass.planner.objective import Priced
 from hetpass.planner.unfit import nothing_fits
 
 _FIRST_MICROBATCHES = 64
 _MOST_MICROBATCHES = 512
+_ROUNDING = 1e-9
 
 Tables = Callable[[int], CostTables]
 """The costs for a number of microbatches: analytic, or from whoever knows better."""
@@ -169,7 +170,7 @@ def _judge(
         judgement = judged(
             candidate.tables,
             candidate.priced.picks,
-            AUTO if options.schedule == "adaptive" else options.schedule,
+            AUTO if options.schedule == ADAPTIVE else options.schedule,
             candidate.priced.in_flight if options.schedule == AUTO else None,
         )
         if judgement is not None:
@@ -177,9 +178,9 @@ def _judge(
     if not results:
         raise _schedule_does_not_fit(options.schedule, found)
     results.sort(key=lambda pair: pair[0].step_s)
-    if options.schedule == "adaptive":
-        searched = judged(results[0][1].tables, results[0][1].priced.picks, "adaptive")
-        if searched is not None and searched.step_s <= results[0][0].step_s:
+    if options.schedule == ADAPTIVE:
+        searched = judged(results[0][1].tables, results[0][1].priced.picks, ADAPTIVE)
+        if searched is not None and searched.step_s <= results[0][0].step_s * (1 + _ROUNDING):
             results[0] = (searched, results[0][1])
     candidates = [_candidate(facts, cluster, *pair) for pair in results]
     return SearchResult(
@@ -194,8 +195,9 @@ def _candidate(
         found.tables,
         cluster,
         found.priced.picks,
-        schedule="adaptive" if judgement.schedule == "adaptive" else "1f1b",
-        in_flight=judgement.in_flight,
+        # counts in a plan mean 1F1B; an order of tasks is searched again for the plan's own costs
+        schedule="1f1b" if judgement.schedule in FAMILY else judgement.schedule,
+        in_flight=judgement.in_flight if judgement.schedule in FAMILY else None,
         fingerprint=facts.fingerprint,
         predictions={"objective_s": found.priced.step_s, "step_s": judgement.step_s},
     )

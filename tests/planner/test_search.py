@@ -336,6 +336,24 @@ def test_the_same_bytes_in_another_process():
     assert next(iter(texts)).startswith("{")
 
 
+@pytest.mark.parametrize(
+    ("schedule", "named", "counted"),
+    [("auto", "1f1b", True), ("eager-1f1b", "1f1b", True), ("gpipe", "gpipe", False)],
+)
+def test_the_plan_says_its_schedule(schedule, named, counted):
+    plan = found(equal_layers(), cluster(), replace(ALL, schedule=schedule)).plan
+    assert plan.schedule == named
+    assert all((s.in_flight is not None) == counted for s in plan.pipelines[0].stages)
+    again = evaluate(plan, equal_layers(), cluster(), PEAK)
+    assert again.step_s == pytest.approx(plan.predictions["step_s"])
+
+
+def test_an_order_of_tasks_may_be_searched_for_the_winner():
+    result = found(equal_layers(), cluster(), replace(ALL, schedule="adaptive"))
+    assert result.plan.schedule == "adaptive"
+    assert result.best.step_s <= 18.0 + 1e-9
+
+
 def test_an_interrupted_search_gives_the_best_so_far_and_says_so():
     options = SearchOptions(tables=EXACT)
     seen = []

@@ -142,6 +142,7 @@ def machine() -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "cpus": os.cpu_count(),
+        "load_average_before": round(os.getloadavg()[0], 1),
         "architecture": platform.machine(),
         "python": platform.python_version(),
         "jax": jax.__version__,
@@ -159,6 +160,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     args = parser.parse_args()
     config = dataclasses.replace(GPT_SIZES["tiny"], hidden=args.hidden, seq=64)
+    about = machine() | {"batch": args.batch, "model": dataclasses.asdict(config)}
     print(f"{'stages':>6}{'microbatches':>14}{'pipelined':>12}{'/ back to back':>16}{'/ jit':>8}")
     steps = []
     for stages in STAGES:
@@ -181,7 +183,7 @@ def main() -> None:
                 f"{cost['driver_s_per_send'] * 1e3:>13.3f} ms",
                 flush=True,
             )
-    result = {"machine": machine(), "goals": GOALS, "steps": steps, "driver": drivers}
+    result = {"machine": about, "goals": GOALS, "steps": steps, "driver": drivers}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(f"\nwritten to {args.out}")

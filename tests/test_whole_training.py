@@ -130,6 +130,23 @@ def test_labels_meet_their_own_examples_for_fifty_steps():
 # Nothing grows, nothing compiles
 
 
+def test_a_scan_over_layers_compiles_the_same_program_at_any_depth():
+    sizes = {}
+    for depth in (4, 8):
+        work = training(scan=True, layers=depth)
+        parallel = work.parallel({"a": 1, "b": 1}, 4)
+        traced = parallel.trace(jax.eval_shape(work.create, jax.random.key(0)),
+                                next(work.batches()))  # fmt: skip
+        layers = traced.plan().layered.num_layers
+        assert layers >= depth
+        text = f"a: 0-{layers // 2 - 1} | b: {layers // 2}-{layers - 1}"
+        staged = traced.with_plan(text).compile().staged
+        scans = [e for f in staged.fragments for e in f.jaxpr.eqns if e.primitive.name == "scan"]
+        assert sum(e.params["length"] for e in scans) == 2 * depth  # forward and backward
+        sizes[depth] = sum(len(f.jaxpr.eqns) for f in staged.fragments)
+    assert sizes[8] <= 1.02 * sizes[4]
+
+
 def test_nothing_compiles_after_the_first_step():
     work = training(dropout=0.1)
     parallel = work.parallel({"a": 4, "b": 3, "c": 1}, 4)

@@ -10,7 +10,6 @@ Seconds are of processor time (the machine may be shared), the least of `--round
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import gc
 import json
@@ -33,11 +32,9 @@ import optax
 import hetpass as hp
 from benchmarks.models import gpt_linen
 from benchmarks.models.sizes import GPTConfig
-from hetpass.frontend.microbatch import split
-from hetpass.frontend.segment import segment
-from hetpass.frontend.trace import trace
-from hetpass.planner.default import default_plan
-from hetpass.transforms.partition import partition
+from hetpass.frontend.microbatch import SplitOptions
+from hetpass.frontend.trace import Signature
+from hetpass.pipeline import Passes, PassRecord
 
 DEFAULT_OUT = Path(__file__).resolve().parent / "results" / "frontend.json"
 PASSES = ("trace", "split", "segment", "partition")
@@ -60,22 +57,21 @@ def run_passes(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, fl
     forget()
     seconds: dict[str, float] = {}
 
-    def timed(name: str, function: Callable[[], Any]) -> Any:
-        began = time.process_time()
-        value = function()
-        seconds[name] = time.process_time() - began
-        return value
-
-    timed("make_jaxpr", lambda: jax.make_jaxpr(step)(state, batch))
+    began = time.process_time()
+    jax.make_jaxpr(step)(state, batch)
+    seconds["make_jaxpr"] = time.process_time() - began
     forget()
-    traced = timed("trace", lambda: trace(step, (state, batch), {}))
-    program = timed("split", lambda: split(traced, MICROBATCHES))
-    layered = timed("segment", lambda: segment(program))
-    flops = [f + b for f, b in zip(layered.forward_flops, layered.backward_flops, strict=True)]
-    plan = default_plan(
-        CLUSTER, flops, MICROBATCHES, microbatch_size=BATCH // MICROBATCHES, schedule="1f1b"
-    )
-    timed("partition", lambda: partition(layered, plan))
+    last = time.process_time()
+
+    def observe(record: PassRecord) -> None:
+        nonlocal last
+        seconds[record.name], last = time.process_time() - last, time.process_time()
+
+    passes = Passes(observe, verifying=False)
+    traced = passes.trace(step, (state, batch), {}, Signature(), ())
+    layered = passes.layers(traced, MICROBATCHES, SplitOptions())
+    plan = passes.plan(layered, CLUSTER, "1f1b")
+    passes.partition(layered, plan)
     seconds["equations"] = len(traced.jaxpr.eqns)
     seconds["layers"] = layered.num_layers
     return seconds

@@ -35,8 +35,8 @@ class LeafComparison:
       relative: norm of the difference over the norm of the leaf, over entries that are finite in
         `jax.jit`'s; infinite where NaN or infinities stand at other places.
       absolute: largest difference of an entry.
-      verdict: "equal" within the tolerance; "noise": beyond it, but both are no larger than rounding
-        leaves where a value is zero mathematically; "differs".
+      verdict: "equal" within the tolerance; "noise": beyond it, but both are no larger than
+        rounding leaves where a value is zero mathematically; "differs".
       note: why it differs, where numbers do not say it.
     """
 
@@ -170,9 +170,7 @@ def compare(
             ],
             ways_out=["compare results of one step"],
         )
-    pairs = zip(
-        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(actual), strict=True
-    )
+    pairs = zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(actual), strict=True)
     return tuple(
         _compare_leaf("result" + jax.tree_util.keystr(path), a, e, tolerance)
         for (path, e), a in pairs
@@ -189,7 +187,10 @@ def _compare_leaf(path: str, actual: Any, expected: Any, tolerance: float | None
     wide = np.complex128 if np.iscomplexobj(expected) else np.float64
     a, e = (np.asarray(x).astype(wide) for x in (actual, expected))
     finite = np.isfinite(e)
-    if not np.array_equal(a[~finite], e[~finite], equal_nan=True) or not np.isfinite(a[finite]).all():
+    if (
+        not np.array_equal(a[~finite], e[~finite], equal_nan=True)
+        or not np.isfinite(a[finite]).all()
+    ):
         note = "NaN or infinities at other places"
         return LeafComparison(path, dtype, shape, math.inf, math.inf, "differs", note)
     gap = np.abs(a[finite] - e[finite])

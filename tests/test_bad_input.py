@@ -131,9 +131,7 @@ def _arguments(rows: int = 8) -> tuple[Any, Any]:
 
 
 def _traced(num_microbatches: int = 4, **settings: Any) -> Any:
-    step = hp.het_parallelize(
-        _step, cluster=CLUSTER, num_microbatches=num_microbatches, **settings
-    )
+    step = hp.het_parallelize(_step, cluster=CLUSTER, num_microbatches=num_microbatches, **settings)
     return step.trace(*_arguments())
 
 

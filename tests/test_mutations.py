@@ -192,7 +192,9 @@ def _any_is_all(patch: Any) -> None:
 def _draws_per_microbatch(patch: Any) -> None:
     """Every microbatch draws numbers of its own size from the key."""
 
-    def wrong(self: Any, eqn: Any, action: Any, operands: Any, out: Any, offset: Any, made: Any) -> None:
+    def wrong(
+        self: Any, eqn: Any, action: Any, operands: Any, out: Any, offset: Any, made: Any
+    ) -> None:
         params = dict(eqn.params, shape=tuple(out.aval.shape))
         made.append(instantiate._jax.make_eqn(eqn, operands, [out], params))
 
@@ -207,7 +209,9 @@ def _positions_are_not_rebased(patch: Any) -> None:
 def _scales_are_dropped(patch: Any) -> None:
     """The factor of a gradient of a nonlinear loss is forgotten."""
     right = assemble.scaled
-    patch.setattr(assemble, "scaled", lambda eqn, source, by, result: right(eqn, source, 1.0, result))
+    patch.setattr(
+        assemble, "scaled", lambda eqn, source, by, result: right(eqn, source, 1.0, result)
+    )
 
 
 def _sums_in_bfloat16(patch: Any) -> None:
@@ -310,33 +314,54 @@ class Mutation:
 MUTATIONS = (
     Mutation("sum of means", _numbers_of_the_slice, _training(_plain), 2.9),
     Mutation("clip per microbatch", _everything_is_linear, _training(_plain, _clip), 0.05),
-    Mutation("state added per microbatch", _everything_is_linear,
-             _training(_plain, _accumulate_twice), 0.1),
+    Mutation(
+        "state added per microbatch",
+        _everything_is_linear,
+        _training(_plain, _accumulate_twice),
+        0.1,
+    ),
     Mutation("masked mean of means", _everything_is_linear, _training(_masked), 0.1),
-    Mutation("penalty per microbatch", _everything_is_linear,
-             _training(lambda p, b: (_plain(p, b)[0] + sum((v**2).sum() for v in p.values()), ())),
-             0.5),
-    Mutation("exp of a share of the mean", _everything_is_linear,
-             _training(lambda p, b: (jnp.exp(0.1 * _plain(p, b)[0]), ())), 1e-4),
+    Mutation(
+        "penalty per microbatch",
+        _everything_is_linear,
+        _training(lambda p, b: (_plain(p, b)[0] + sum((v**2).sum() for v in p.values()), ())),
+        0.5,
+    ),
+    Mutation(
+        "exp of a share of the mean",
+        _everything_is_linear,
+        _training(lambda p, b: (jnp.exp(0.1 * _plain(p, b)[0]), ())),
+        1e-4,
+    ),
     Mutation("maxima add up", _maxima_add_up, _training(_metrics), 0.1),
     Mutation("any is all", _any_is_all, _training(_metrics), 0.0),
     Mutation("dropout per microbatch", _draws_per_microbatch, _training(_dropout), 0.1),
-    Mutation("dropout per microbatch, remat", _draws_per_microbatch, _training(_remat_dropout), 0.1),
+    Mutation(
+        "dropout per microbatch, remat", _draws_per_microbatch, _training(_remat_dropout), 0.1
+    ),
     Mutation("positions per microbatch", _positions_are_not_rebased, _training(_positions), 0.1),
     Mutation("ramp per microbatch", _draws_per_microbatch, _training(_ramp), 0.1),
-    Mutation("scale of a nonlinear loss", _scales_are_dropped,
-             _training(lambda p, b: (_plain(p, b)[0] ** 2, ())), 0.1),
+    Mutation(
+        "scale of a nonlinear loss",
+        _scales_are_dropped,
+        _training(lambda p, b: (_plain(p, b)[0] ** 2, ())),
+        0.1,
+    ),
     Mutation("sums in bfloat16", _sums_in_bfloat16, _training(_plain), 5e-4),
-    Mutation("time-major merge", _merged_dimensions_lead_with_the_batch, _training(_time_major), 0.1),
+    Mutation(
+        "time-major merge", _merged_dimensions_lead_with_the_batch, _training(_time_major), 0.1
+    ),
     Mutation("orders of examples", _orders_of_examples_do_not_matter, _training(_transposed), 0.1),
     Mutation("cast before adding", _casts_before_adding, _training(_halved), 1e-4),
     Mutation("tied gradient", _second_use_is_dropped, _training(_tied), 0.1),
     Mutation("sort per microbatch", _order_within_a_microbatch, _training(_order), 0.1),
     Mutation("argmax per microbatch", _argmax_within_a_microbatch, _training(_best), 0.0),
-    Mutation("table per microbatch", _tables_are_added_in_every_microbatch, _training(_counted), 0.1),
+    Mutation(
+        "table per microbatch", _tables_are_added_in_every_microbatch, _training(_counted), 0.1
+    ),
     Mutation("numbers as sizes", _numbers_are_sizes, _training(_column), 0.1),
     Mutation("statistics per microbatch", _statistics_per_microbatch, _training(_batch_norm), 0.1),
-)  # fmt: skip
+)
 
 NOT_IN_MICROBATCHES = {"statistics per microbatch", "orders of examples"}
 """Exact only at M = 1: refused otherwise."""

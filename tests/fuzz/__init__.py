@@ -1,1 +1,1 @@
-"""Random steps and plans: each equals jax.jit or is refused by name. `python -m tests.fuzz --help`."""
+"""Random steps and plans, each equal to jax.jit or refused by name: `python -m tests.fuzz -h`."""

@@ -1,8 +1,8 @@
-"""`python -m tests.fuzz --count 2000`: random programs and plans against jax.jit, with a stored log.
+"""Random programs and plans against jax.jit, with a stored log.
 
-    python -m tests.fuzz --count 2000                   the frontend's program of every seed
-    python -m tests.fuzz --count 200 --level whole      the whole pipeline
-    python -m tests.fuzz --seed 123 --level whole       one program, with what came of it
+python -m tests.fuzz --count 2000                   the frontend's program of every seed
+python -m tests.fuzz --count 200 --level whole      the whole pipeline
+python -m tests.fuzz --seed 123 --level whole       one program, with what came of it
 """
 
 from __future__ import annotations

@@ -521,8 +521,10 @@ def captured_arrays(build: Builder) -> Any:
     def block(q: Any, h: Any, b: Any) -> Any:
         n = h.shape[0]
         ramp = np.linspace(0, 1, n, dtype=np.float32).reshape((n,) + (1,) * (h.ndim - 1))
-        return h * row.astype(h.dtype) + ramp.astype(h.dtype) + (h @ table.astype(h.dtype).T).mean(
-            -1, keepdims=True
+        return (
+            h * row.astype(h.dtype)
+            + ramp.astype(h.dtype)
+            + (h @ table.astype(h.dtype).T).mean(-1, keepdims=True)
         )
 
     return block
@@ -530,7 +532,10 @@ def captured_arrays(build: Builder) -> Any:
 
 @piece("block", "mixes")
 def mixes_examples(build: Builder) -> Any:
-    how, one = build.pick("norm", "attend", "roll", "sort", "rank", "permute", "shift"), dense(build)
+    how, one = (
+        build.pick("norm", "attend", "roll", "sort", "rank", "permute", "shift"),
+        dense(build),
+    )
     order = build.draw.permutation(build.rows)
 
     def block(q: Any, h: Any, b: Any) -> Any:

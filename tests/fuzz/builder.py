@@ -1,4 +1,4 @@
-"""What the pieces of a random step are made with: sizes, parameters, arrays of the batch, chance."""
+"""What the pieces of a random step are made with: sizes, parameters, batch arrays, chance."""
 
 from __future__ import annotations
 

@@ -114,7 +114,10 @@ def make_case(seed: int) -> Case:
         sequential=bool(draw.integers(2)),
     )
     chosen = {slot: _choose(build, slot, kind) for slot in ("loss", "metric", "update")}
-    stack = [_choose(build, "block", kind if i == 0 else "") for i in range(int(draw.choice([1, 1, 1, 2, 2, 3])))]
+    stack = [
+        _choose(build, "block", kind if i == 0 else "")
+        for i in range(int(draw.choice([1, 1, 1, 2, 2, 3])))
+    ]
     stack = [stack[i] for i in draw.permutation(len(stack))]
     names = [make.__name__ for make in (*stack, *chosen.values())]
     step = _step(build, stack, chosen)

@@ -53,7 +53,7 @@ def check(case: Case, run: Runner) -> Outcome:
             found = _differences_in_float64(case, run)
     except hp.HetpassError as refusal:
         return _judge_refusal(refusal)
-    except Exception:  # noqa: BLE001 (any crash is a finding)
+    except Exception:
         return Outcome("crash", traceback.format_exc(limit=-4))
     if found and case.precision == "bfloat16":
         found = [d for d in found if not d.relative <= 5e-2]

@@ -1,4 +1,4 @@
-"""From gradients to new parameters: (state, params, grads, loss) -> (new state, new params, extra)."""
+"""From gradients to new parameters: (state, params, grads, loss) -> (state, params, extra)."""
 
 from __future__ import annotations
 

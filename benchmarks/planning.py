@@ -5,6 +5,10 @@
 
 Facts are closed forms (benchmarks/gpt_facts.py), costs analytic (half of the peak rates); steps are
 simulated, and so the same on every machine; seconds of planning are of one thread's processor time.
+Each baseline has its own best number of microbatches, mesh and recomputation. Gains are also given with
+these held equal to the baseline's and then freed one by one; our stages are planned for free in-flight
+counts even where the schedule is held to 1F1B, so that part of the gain is the schedule's.
+
 Results are written to benchmarks/results/planning.json. The objective is that of
 hetpass/planner/objective.py; stages may take what hetpass/cost/submeshes.py lists.
 """

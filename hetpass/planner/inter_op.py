@@ -19,12 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetpass.cost.tables import CostTables
-from hetpass.planner.objective import Pick, Priced, fits, priced
+from hetpass.planner.objective import ANY, Deltas, Pick, Priced, fits, priced
 from hetpass.planner.resources import ResourceGraph, any_order, any_order_states, one_run
 from hetpass.planner.suffix_program import SuffixProgram, choices_of
 
 _EXACT_STATES = 20_000
 _BISECTIONS = 40
+_ROUNDING = 1e-9
 
 Progress = Callable[[int, float], None]
 """Called with the number of bounds solved, and the best T in seconds."""
@@ -38,6 +39,7 @@ class InterOpOptions:
       order: group names in the only order that is allowed, one run of stages each; None: any.
       one_run: whether each group takes one contiguous run of stages; None: where the exact state
         is too large.
+      allowed: what the schedule allows for in-flight counts of neighbours.
       tolerance: of T, relative: the answer is at most so much above the optimum.
       max_bounds: how many bounds are solved at most; the gap says what that leaves open.
       at_most_s: a T above this is of no interest: None may be returned although some would fit.
@@ -46,6 +48,7 @@ class InterOpOptions:
 
     order: tuple[str, ...] | None = None
     one_run: bool | None = None
+    allowed: Deltas = ANY
     tolerance: float = 1e-9
     max_bounds: int = 400
     at_most_s: float | None = None
@@ -86,6 +89,12 @@ def inter_op(
     return search.result() if search.run() else None
 
 
+def suffix_program(tables: CostTables, options: InterOpOptions) -> SuffixProgram:
+    """The program that is solved for one bound after another."""
+    graph = resource_graph(tables, options)
+    return SuffixProgram(tables, choices_of(tables), graph, allowed=options.allowed)
+
+
 def resource_graph(tables: CostTables, options: InterOpOptions) -> ResourceGraph:
     """The states of devices for this problem."""
     devices = [group.devices for group in tables.groups]
@@ -107,7 +116,7 @@ class _Search:
         self, tables: CostTables, options: InterOpOptions, progress: Progress | None
     ) -> None:
         self.tables, self.options, self.progress = tables, options, progress
-        self.program = SuffixProgram(tables, choices_of(tables), resource_graph(tables, options))
+        self.program = suffix_program(tables, options)
         self.found: dict[tuple[Pick, ...], Priced] = {}
         self.best: Priced | None = None
         self.bounds = 0
@@ -132,7 +141,7 @@ class _Search:
         """The shortest fill for a bound, with memory."""
         self.bounds += 1
         found = self._priced(bound_s, free_memory=True)
-        if found is not None and not fits(self.tables, found):
+        if found is not None and not self._holds(found, bound_s):
             found = self._priced(bound_s, free_memory=False)
         if found is not None:
             self._remember(found)
@@ -157,7 +166,14 @@ class _Search:
 
     def _priced(self, bound_s: float, *, free_memory: bool) -> Priced | None:
         picks = self.program.solve(bound_s, free_memory=free_memory)
-        return None if picks is None else priced(self.tables, picks, bound_s)
+        return None if picks is None else self._price(picks, bound_s)
+
+    def _price(self, picks: tuple[Pick, ...], bound_s: float) -> Priced:
+        return priced(self.tables, picks, bound_s, self.options.allowed)
+
+    def _holds(self, found: Priced, bound_s: float) -> bool:
+        """Whether an answer that memory and the schedule had no part in stands."""
+        return found.load_s <= bound_s * (1 + _ROUNDING) and fits(self.tables, found)
 
     def _best_s(self) -> float:
         return self.best.step_s if self.best is not None else math.inf

@@ -77,23 +77,48 @@ def most_in_flight(table: StageTable, memory_bytes: float, num_microbatches: int
     return counts
 
 
-def needed_deltas(round_s: Floats | float, load_s: float, num_microbatches: int) -> Counts:
-    """δ for a link whose round trip, with the stage behind it, takes `round_s`."""
+@dataclass(frozen=True)
+class Deltas:
+    """What a schedule allows for δ: at least, at most (None: any number)."""
+
+    least: int = 1
+    most: int | None = None
+
+
+ANY = Deltas()
+
+
+def needed_deltas(
+    round_s: Floats | float, load_s: float, num_microbatches: int, allowed: Deltas = ANY
+) -> Counts:
+    """δ for a link whose round trip, with the stage behind it, takes `round_s`.
+
+    M + 1 where more would be needed than is allowed.
+    """
     others = num_microbatches - 1
     if others == 0 or math.isinf(load_s):
-        return np.ones(np.shape(round_s), dtype=np.int64)
+        return np.full(np.shape(round_s), allowed.least, dtype=np.int64)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = others * np.asarray(round_s) / load_s
     ratio = np.where(np.isfinite(ratio), ratio, float(num_microbatches))
     ratio = np.minimum(ratio, num_microbatches)
-    deltas: Counts = np.maximum(1, np.ceil(ratio * (1 - _ROUNDING))).astype(np.int64)
+    wanted = np.ceil(ratio * (1 - _ROUNDING)).astype(np.int64)
+    deltas: Counts = np.maximum(allowed.least, wanted)
+    if allowed.most is not None:
+        deltas = np.where(deltas > allowed.most, num_microbatches + 1, deltas)
     return deltas
 
 
-def priced(tables: CostTables, picks: Sequence[Pick], bound_s: float = math.inf) -> Priced:
+def priced(
+    tables: CostTables,
+    picks: Sequence[Pick],
+    bound_s: float = math.inf,
+    allowed: Deltas = ANY,
+) -> Priced:
     """T of the stages, with the fewest microbatches in flight for which the load may be `bound_s`.
 
-    Memory is not looked at.
+    Memory is not looked at. Where a link would need more than is allowed, it gets the most that
+    is, and the load is above the bound.
     """
     m = tables.num_microbatches
     times = [_time(tables, pick) for pick in picks]
@@ -108,7 +133,9 @@ def priced(tables: CostTables, picks: Sequence[Pick], bound_s: float = math.inf)
         round_s = there + back + 2 * float(tables.link_latency_s[p, g])
         rounds.append(round_s)
         loads.append((m - 1) * max(there, back))
-        delta = int(needed_deltas(round_s + times[i], bound_s, m))
+        delta = int(needed_deltas(round_s + times[i], bound_s, m, allowed))
+        if allowed.most is not None:
+            delta = min(delta, allowed.most)
         in_flight.append(min(m, in_flight[-1] + delta))
         if in_flight[-1] < m:
             loads.append((m - 1) * (round_s + times[i]) / delta)

@@ -18,7 +18,7 @@ from hetpass.ir.plan import Plan
 from hetpass.planner.as_plan import as_plan
 from hetpass.planner.inter_op import InterOpOptions, inter_op
 from hetpass.planner.judge import ADAPTIVE, AUTO, FAMILY, Judged, judged
-from hetpass.planner.objective import Priced
+from hetpass.planner.objective import ANY, Deltas, Priced
 from hetpass.planner.unfit import nothing_fits
 
 _FIRST_MICROBATCHES = 64
@@ -118,9 +118,7 @@ def search(
     for m in microbatch_numbers(facts.batch_size, options.num_microbatches):
         at_most_s = None if best_s is None else best_s * (1 + options.slack)
         problem = cost(m)
-        inter_op_options = InterOpOptions(
-            order=options.order, tolerance=options.tolerance, at_most_s=at_most_s
-        )
+        inter_op_options = replace(_inter_op(options), at_most_s=at_most_s)
         try:
             result = inter_op(problem, inter_op_options)
             if result is not None:
@@ -234,4 +232,14 @@ def _nothing(
         return cost_tables(facts, changed, m, options.tables)
 
     numbers = microbatch_numbers(facts.batch_size, options.num_microbatches)
-    return nothing_fits(facts, cluster, tables_of, numbers, options.order)
+    return nothing_fits(facts, cluster, tables_of, numbers, _inter_op(options))
+
+
+def _inter_op(options: SearchOptions) -> InterOpOptions:
+    """The program's part of the options; some schedules leave no choice of in-flight counts."""
+    fixed = {"1f1b": Deltas(1, 1), "eager-1f1b": Deltas(2, 2)}
+    return InterOpOptions(
+        order=options.order,
+        allowed=fixed.get(options.schedule, ANY),
+        tolerance=options.tolerance,
+    )

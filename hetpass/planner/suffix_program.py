@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpass.cost.tables import CostTables
-from hetpass.planner.objective import Pick, most_in_flight, needed_deltas
+from hetpass.planner.objective import ANY, Deltas, Pick, most_in_flight, needed_deltas
 from hetpass.planner.resources import NO_STATE, START, ResourceGraph
 
 Floats = NDArray[np.float64]
@@ -99,12 +99,14 @@ class SuffixProgram:
       tables, choices, graph: the problem.
       most_levels: in-flight counts are told apart up to so many; a stage that needs more must have
         room for all M.
+      allowed: what the schedule allows for in-flight counts of neighbours.
     """
 
     tables: CostTables
     choices: Choices
     graph: ResourceGraph
     most_levels: int = 32
+    allowed: Deltas = ANY
 
     def levels(self) -> int:
         """How many in-flight counts matter: beyond the largest that binds, all are alike."""
@@ -119,7 +121,8 @@ class SuffixProgram:
         """The stages of the shortest fill with a load of at most `bound_s`; None if there are none.
 
         Args:
-          free_memory: one microbatch in flight is taken for any number: faster, and a lower bound.
+          free_memory: one microbatch in flight is taken for any number, and what is allowed for
+            them is not looked at: faster, and a lower bound.
         """
         return _Run(self, bound_s, 1 if free_memory else self.levels(), free_memory).picks()
 
@@ -134,6 +137,7 @@ class _Run:
         tables = program.tables
         self.m, self.layers = tables.num_microbatches, tables.num_layers
         self.bound_s, self.levels, self.free_memory = bound_s, levels, free_memory
+        self.allowed = program.allowed
         occupied = np.maximum(tables.link_forward_s, tables.link_backward_s)
         rounds = tables.link_forward_s + tables.link_backward_s
         rounds = rounds + 2 * tables.link_latency_s[:, :, None]
@@ -186,7 +190,7 @@ class _Run:
         return cost
 
     def _deltas(self, way: Choice, layer: int, ends: Counts, round_s: float) -> Counts:
-        return needed_deltas(way.time_s[layer, ends] + round_s, self.bound_s, self.m)
+        return needed_deltas(way.time_s[layer, ends] + round_s, self.bound_s, self.m, self.allowed)
 
     def _extend(
         self, layer: int, group: int, devices: int, ways: Sequence[tuple[Choice, Ranges]]
@@ -226,6 +230,10 @@ class _Run:
         result = np.full((fill.shape[0], self.levels), np.inf)
         for delta in np.unique(deltas):
             least = fill[:, deltas == delta].min(axis=1)
+            if delta > self.m:
+                held = self._all_held(least)
+                np.minimum(result[:, -1], held, out=result[:, -1])
+                continue
             cut = max(self.levels - int(delta), 0)
             if cut:
                 moved = result[:, self.levels - cut :]
@@ -233,6 +241,25 @@ class _Run:
             last = result[:, -1]
             np.minimum(last, least[:, cut:].min(axis=1), out=last)
         return result
+
+    def _reached(self, deltas: Counts) -> Counts:
+        """Per end and N, the level that the stage in front is on; -1 where there is none."""
+        last = self.levels - 1
+        own = np.arange(self.levels)[None, :]
+        reached: Counts = np.minimum(own + deltas[:, None], last)
+        most = self.allowed.most
+        if most is not None:
+            held = (own + most >= last) & (self.levels == self.m)
+            reached = np.where((deltas > self.m)[:, None], np.where(held, last, -1), reached)
+        return reached
+
+    def _all_held(self, least: Floats) -> Floats:
+        """Where more is needed than is allowed: only a stage that holds all M never waits."""
+        if self.allowed.most is None or self.levels < self.m:
+            return np.full(least.shape[0], np.inf)
+        first = max(self.m - 1 - self.allowed.most, 0)
+        held: Floats = least[:, first:].min(axis=1)
+        return held
 
     # -- the path -----------------------------------------------------------------------------
 
@@ -268,9 +295,7 @@ class _Run:
                 fill = self._ends(way, layer, ends, self.values[group][after][ends])
                 if before != START and not self.free_memory:
                     deltas = self._deltas(way, layer, ends, round_s)
-                    reached = np.arange(self.levels)[None, :] + deltas[:, None]
-                    reached = np.minimum(reached, self.levels - 1)
-                    fill = np.where(reached == level, fill, np.inf)
+                    fill = np.where(self._reached(deltas) == level, fill, np.inf)
                 fill = fill + round_s
                 at = int(fill.argmin())
                 if fill.flat[at] < best_s:

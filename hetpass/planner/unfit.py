@@ -14,9 +14,8 @@ from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.devices import DeviceGroup
 from hetpass.ir.facts import ProgramFacts
-from hetpass.planner.inter_op import InterOpOptions, resource_graph
+from hetpass.planner.inter_op import InterOpOptions, suffix_program
 from hetpass.planner.objective import Pick
-from hetpass.planner.suffix_program import SuffixProgram, choices_of
 
 _MOST_FACTOR = 2.0**20
 _PRECISION = 1.005
@@ -31,14 +30,14 @@ def nothing_fits(
     cluster: Cluster,
     tables_of: TablesOf,
     numbers: Sequence[int],
-    order: tuple[str, ...] | None = None,
+    options: InterOpOptions = InterOpOptions(),
 ) -> PlanError:
     """The error for a search that found nothing.
 
     Args:
       tables_of: costs of clusters that differ from `cluster` in sizes.
       numbers: of microbatches that were tried; divisors of the batch.
-      order: as in `InterOpOptions`.
+      options: that the program was solved with.
     """
     if not numbers:
         return _no_number(facts)
@@ -47,7 +46,7 @@ def nothing_fits(
         return lacking
     m = max(numbers)  # the smallest microbatches need the least memory
     tables = tables_of(cluster, m)
-    found = _least_factor(tables, order)
+    found = _least_factor(tables, options)
     if found is None:
         return PlanError(
             "HP-PLAN-NOTHING",
@@ -66,7 +65,7 @@ def nothing_fits(
         ways_out=[
             f"the least change of memory: {math.ceil(factor * 100) / 100:.2f} times as much on "
             "every device",
-            *_devices(cluster, tables_of, m, order),
+            *_devices(cluster, tables_of, m, options),
             "recompute activations, keep less optimizer state, or cut the model smaller",
         ],
     )
@@ -99,28 +98,27 @@ def _lacking(facts: ProgramFacts, cluster: Cluster) -> PlanError | None:
 
 
 def _any_that_fits(
-    tables: CostTables, factor: float, order: tuple[str, ...] | None
+    tables: CostTables, factor: float, options: InterOpOptions
 ) -> tuple[Pick, ...] | None:
     groups = tuple(replace(g, memory_bytes=g.memory_bytes * factor) for g in tables.groups)
     larger = replace(tables, groups=groups)
-    graph = resource_graph(larger, InterOpOptions(order=order))
-    return SuffixProgram(larger, choices_of(larger), graph).solve(math.inf)
+    return suffix_program(larger, options).solve(math.inf)
 
 
 def _least_factor(
-    tables: CostTables, order: tuple[str, ...] | None
+    tables: CostTables, options: InterOpOptions
 ) -> tuple[float, tuple[Pick, ...]] | None:
     """The smallest factor on all memory with which something fits, and what."""
     low, high = 1.0, 2.0
-    picks = _any_that_fits(tables, high, order)
+    picks = _any_that_fits(tables, high, options)
     while picks is None:
         low, high = high, 4 * high
         if high > _MOST_FACTOR:
             return None
-        picks = _any_that_fits(tables, high, order)
+        picks = _any_that_fits(tables, high, options)
     while high > low * _PRECISION:
         middle = math.sqrt(low * high)
-        fitting = _any_that_fits(tables, middle, order)
+        fitting = _any_that_fits(tables, middle, options)
         if fitting is None:
             low = middle
         else:
@@ -153,9 +151,7 @@ def _alone(tables: CostTables, layer: int) -> list[float]:
     ]
 
 
-def _devices(
-    cluster: Cluster, tables_of: TablesOf, m: int, order: tuple[str, ...] | None
-) -> list[str]:
+def _devices(cluster: Cluster, tables_of: TablesOf, m: int, options: InterOpOptions) -> list[str]:
     """The fewest devices that one group would need more, group by group."""
     lines = []
     for group in cluster.groups:
@@ -163,7 +159,7 @@ def _devices(
             grown = _grown(group, added)
             groups = tuple(grown if g.name == group.name else g for g in cluster.groups)
             larger = Cluster(groups, cluster.links, cluster.default_link)
-            if _any_that_fits(tables_of(larger, m), 1.0, order) is not None:
+            if _any_that_fits(tables_of(larger, m), 1.0, options) is not None:
                 lines.append(
                     f"or {grown.num_devices} devices in {group.name!r} instead of "
                     f"{group.num_devices}"

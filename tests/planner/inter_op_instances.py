@@ -67,12 +67,12 @@ def random_stage(chance, num_layers, group, size, speed, recompute):
     )
 
 
-def least_step_s(tables, *, below_s=math.inf, runs=False):
+def least_step_s(tables, *, below_s=math.inf, runs=False, least=1, most=None):
     """The least T over every cut, every choice of stages and every in-flight count.
 
     From the last stage to the first; a partial pipeline is left when it is no better than the best
     whole one, since neither part of T ever falls; nor is one that is not below `below_s` followed.
-    `runs`: every group takes one run of stages.
+    `runs`: every group takes one run of stages. `least`, `most`: of in-flight counts' steps.
     """
     m = tables.num_microbatches
     best = below_s
@@ -119,7 +119,7 @@ def least_step_s(tables, *, below_s=math.inf, runs=False):
             return
         round_s = there + back + 2 * tables.link_latency_s[group, group_behind]
         link = (m - 1) * max(there, back)
-        for delta in range(1, m + 1):
+        for delta in range(least, (most or m) + 1):
             count = min(m, in_flight + delta)
             waiting = 0.0 if count == m else (m - 1) * (round_s + time_behind) / delta
             yield count, round_s, max(link, waiting)

@@ -47,8 +47,8 @@ _MICROBATCHES_PER_STAGE = 4
 def _collector_paused() -> Iterator[None]:
     """No cyclic garbage collection meanwhile.
 
-    A pass makes objects by the hundred thousand and drops few: the collector walks them all again and
-    again, a quarter of the time on a deep model.
+    A pass makes objects by the hundred thousand and drops few: the collector walks them all again
+    and again, a quarter of the time on a deep model.
     """
     if not gc.isenabled():
         yield

@@ -1,4 +1,4 @@
-"""The stages of a step, as `jax.jit` has them: `Traced`, `Planned`, `Compiled`; and their options."""
+"""The stages of a step, as `jax.jit` has them, and their options."""
 
 from __future__ import annotations
 

@@ -5,9 +5,8 @@
 
 Facts are closed forms (benchmarks/gpt_facts.py), costs analytic (half of the peak rates); steps are
 simulated, and so the same on every machine; seconds of planning are of one thread's processor time.
-Each baseline has its own best number of microbatches, mesh and recomputation. Gains are also given with
-these held equal to the baseline's and then freed one by one; our stages are planned for free in-flight
-counts even where the schedule is held to 1F1B, so that part of the gain is the schedule's.
+Each baseline has its own best number of microbatches, mesh and recomputation. Gains are also given
+with schedule, M and recomputation held equal to the baseline's, and then freed one by one.
 
 Results are written to benchmarks/results/planning.json. The objective is that of
 hetpass/planner/objective.py; stages may take what hetpass/cost/submeshes.py lists.
@@ -75,7 +74,7 @@ class Case:
       pieces: into which a block is cut.
       cluster: makes the cluster.
       batch_size: examples in a step.
-      microbatches: the numbers that are tried; None: all.
+      microbatches: the numbers that are tried.
       held_equal: whether gains are also reported with M, schedule and recomputation held equal.
     """
 
@@ -83,7 +82,7 @@ class Case:
     pieces: int
     cluster: Callable[[], Cluster]
     batch_size: int = 1024
-    microbatches: tuple[int, ...] | None = None
+    microbatches: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
     held_equal: bool = True
 
 

@@ -80,6 +80,20 @@ def called_jaxpr(eqn: JaxprEqn) -> Any | None:
     return None
 
 
+def _called(eqn: JaxprEqn, operands: list[Atom]) -> tuple[Any | None, list[Atom]]:
+    """What a call equation runs, and on which of its operands.
+
+    A linear solve holds four jaxprs, each with its own constants; the values are those of one.
+    """
+    if eqn.primitive.name != "custom_linear_solve":
+        return called_jaxpr(eqn), operands
+    counts = eqn.params["const_lengths"]
+    first = counts.matvec + counts.vecmat
+    right_sides = operands[sum(counts) :]
+    solve = eqn.params["jaxprs"].solve
+    return solve, [*operands[first : first + counts.solve], *right_sides]
+
+
 @dataclass
 class _Flattener:
     """Builds one flat list; local to `inline`."""
@@ -106,7 +120,7 @@ class _Flattener:
         for eqn in jaxpr.eqns:
             named = eqn if caller is None else _jax.with_name_prefix(eqn, caller)
             operands = [read(a) for a in eqn.invars]
-            inner = called_jaxpr(eqn)
+            inner, operands = _called(eqn, operands)
             if inner is not None:
                 again = recomputed or (
                     eqn.primitive.name in _REMATS and bool(eqn.params.get("differentiated"))

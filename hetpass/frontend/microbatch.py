@@ -126,7 +126,9 @@ def _refusal(
         "HP-SPLIT-MIXES",
         f"`{culprit.primitive.name}` {why}, and heavy work follows it: "
         f"{traced.name} has no equal in {num_microbatches} microbatches",
-        where=_jax.user_frame(culprit) or _jax.name_stack(culprit),
+        where=_jax.user_frame(culprit)
+        or _jax.user_frame(traced.jaxpr.eqns[heavy.index])
+        or _jax.name_stack(culprit),
         details=[
             f"equation: {describe(culprit)}",
             f"what follows would run on the whole batch at once, first "

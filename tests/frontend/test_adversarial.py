@@ -228,14 +228,87 @@ def positions_and_counts(p: Any, b: Any) -> Any:
     return -(picked / (1 + counts)[b["y"]]).mean(), (counts, marked)
 
 
+# Linear algebra, copies, draws and gradients per example.
+
+
+@equal
+def matrices_per_example_and_one_for_all(p: Any, b: Any) -> Any:
+    h = _net(p, b["x"])
+    each = h[:, :, None] * h[:, None, :] + 3 * jnp.eye(D)
+    one = p["square"][0] @ p["square"][0].T + 3 * jnp.eye(D)
+    solved = jnp.linalg.solve(each, h[..., None]).mean() + (jnp.linalg.solve(one, h.T) ** 2).mean()
+    lower = jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(one), h.T, lower=True)
+    return solved + jnp.linalg.slogdet(each)[1].mean() + lower.mean(), jnp.linalg.eigvalsh(each)
+
+
+@equal
+def copies_along_the_batch(p: Any, b: Any) -> Any:
+    h = _net(p, b["x"])
+    twice, again = jnp.repeat(h, 2, axis=0), jnp.tile(h, (2, 1))
+    return (jnp.sin(twice) ** 2).mean() + jnp.cos(again).mean(), (twice, again)
+
+
+@equal
+def draws_of_every_sort(p: Any, b: Any) -> Any:
+    key, h = jax.random.key(4), _net(p, b["x"])
+    gammas = jax.random.gamma(key, jnp.abs(b["x"][:, 0]) + 0.5)
+    classes = jax.random.categorical(key, lax.stop_gradient(h))
+    numbers = jax.random.randint(key, classes.shape, 0, 5)
+    steps = jax.random.normal(key, (3, *classes.shape))
+    return (h**2 * numbers[:, None]).mean() + (steps.T[:, :1] * h).mean(), (classes, gammas)
+
+
+@equal
+def gradients_clipped_per_example(p: Any, b: Any) -> Any:
+    grads = jax.vmap(jax.grad(lambda q, x: (_net(q, x) ** 2).sum()), in_axes=(None, 0))(p, b["x"])
+    norms = jax.vmap(lambda t: jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(t))))(grads)
+    small = 1 / jnp.maximum(1, norms)
+    clipped = jax.tree.map(lambda g: jnp.einsum("b...,b->...", g, small), grads)
+    inputs = jax.grad(lambda x: _net(p, x).sum())(b["x"])
+    return ((jnp.linalg.norm(inputs, axis=1) - 1) ** 2).mean(), (clipped, norms)
+
+
+@equal
+def a_sum_carried_by_a_scan(p: Any, b: Any) -> Any:
+    def layer(carry: Any, w: Any) -> Any:
+        h, total, count, best = carry
+        h = jnp.tanh(h @ w)
+        return (h, total + h.sum(), count + 1, jnp.maximum(best, h.max(1))), (h.sum(0), h[:, 0])
+
+    start = (b["x"], 0.0, 0, jnp.full(b["x"].shape[0], -9.0))
+    (h, total, count, best), seen = lax.scan(layer, start, p["square"])
+    return (h**2).mean() + total * 0.01 + best.mean(), (total, count, seen)
+
+
+@equal
+def rows_by_index_in_every_way(p: Any, b: Any) -> Any:
+    h = _net(p, b["x"])
+    cut = jax.vmap(lambda x, i: lax.dynamic_slice(x, (i,), (3,)))(h, b["y"])
+    put = jax.vmap(lambda x, i, v: lax.dynamic_update_slice(x, v[None], (i,)))(h, b["y"], b["m"])
+    rows = jnp.arange(h.shape[0])[:, None]
+    picked = h[rows, jnp.array([[0, 2]])].mean() + (h[rows, b["y"][:, None]] ** 2).mean()
+    table = jnp.full(D, -9.0).at[b["y"]].max(lax.stop_gradient(h[:, 0]))
+    return (cut**2).mean() + (put**2).mean() + picked, table
+
+
+@equal
+def tables_shuffled_before_the_model(p: Any, b: Any) -> Any:
+    order = jax.random.permutation(jax.random.key(3), b["x"].shape[0])
+    return (_net(p, 0.7 * b["x"] + 0.3 * b["x"][order]) ** 2).mean(), order
+
+
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 @pytest.mark.parametrize("name", EQUAL)
 def test_equals_jit(name: str, num_microbatches: int) -> None:
     step, args = _step(EQUAL[name]), (_params(), _batch())
     program = split(trace(step, args, {}), num_microbatches)
     verify(program)
-    actual = jax.tree.unflatten(program.traced.out_tree, evaluate(program, args))
-    assert_equal(actual, jax.jit(step)(*args))
+    actual = jax.tree.unflatten(program.traced.out_tree, evaluate(program, args, compiled=True))
+    strong = [
+        jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), tree)
+        for tree in (actual, jax.jit(step)(*args))
+    ]
+    assert_equal(*strong)
 
 
 # ---------------------------------------------------------------------------------------------

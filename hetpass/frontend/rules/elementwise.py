@@ -16,7 +16,7 @@ bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy 
 digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt hetpass_stage_boundary igamma
 igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max
 min mul mulhi name ne neg nextafter not one_minus_square or polygamma population_count pow
-random_fold_in random_gamma random_gamma_grad random_seed real reduce_precision
+random_fold_in random_gamma_grad random_seed real reduce_precision
 regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
 shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta
 """.split()
@@ -85,6 +85,16 @@ def leading(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
     return [Val(kind) for _ in eqn.outvars]
 
 
+def triangular_solve(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
+    """One matrix, and examples as right-hand sides beside each other; or a matrix per example."""
+    matrix, sides = vals
+    rank = len(eqn.invars[1].aval.shape)
+    beside = rank - 1 if eqn.params["left_side"] else rank - 2
+    if not matrix.along_batch and sides.along_batch and sides.kind.dim == beside:
+        return [Val(Batched(beside, getattr(sides.kind, "outer", 1)))]
+    return leading(eqn, vals, ctx)
+
+
 def keys(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
     """Random keys per example: results have the keys' dimensions first."""
     del ctx
@@ -93,12 +103,32 @@ def keys(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
     return [Val(kind) for _ in eqn.outvars]
 
 
+def gamma(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
+    """One key for several draws is split as many times as there are draws."""
+    if not vals[0].along_batch:
+        raise Mixes(eqn, "draws for the whole batch from one key")
+    return elementwise(eqn, vals, ctx)
+
+
+def pivots(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
+    """Row swaps of one matrix lie along the last dimension."""
+    del ctx
+    kind = join_batched(eqn, vals)
+    assert kind is not None
+    if kind.dim >= len(eqn.invars[0].aval.shape) - 1:
+        raise Mixes(eqn, "works along the batch")
+    return [Val(kind) for _ in eqn.outvars]
+
+
 RULES: dict[str, Rule] = {
+    "random_gamma": gamma,
+    "triangular_solve": triangular_solve,
+    "lu_pivots_to_permutation": pivots,
     **dict.fromkeys(_NAMES, elementwise),
     "optimization_barrier": barrier,
     **dict.fromkeys(
         "cholesky eigh eig lu qr svd householder_product schur hessenberg tridiagonal "
-        "geqrf triangular_solve".split(),
+        "geqrf".split(),
         leading,
     ),
     **dict.fromkeys("random_bits random_split random_wrap random_unwrap".split(), keys),

@@ -41,6 +41,7 @@ JOINTLY_LINEAR: dict[str, tuple[int, ...]] = {
     "transpose": (0,),
     "broadcast_in_dim": (0,),
     "squeeze": (0,),
+    "tile": (0,),
     "expand_dims": (0,),
     "slice": (0,),
     "split": (0,),

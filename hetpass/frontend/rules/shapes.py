@@ -126,6 +126,16 @@ def unstack(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
     return [moved for _ in eqn.outvars]
 
 
+def tile(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
+    """Whole copies one after the other: along the batch, each is one more outer repetition."""
+    val = vals[0]
+    reps = eqn.params["reps"][val.kind.dim]
+    if reps == 1:
+        return [Val(val.kind, val.factors, val.const)]
+    outer = _outer(val)
+    return [Val(Batched(val.kind.dim, None if outer is None else outer * reps), val.factors)]
+
+
 def slice_(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
     del ctx
     val = vals[0]
@@ -199,6 +209,7 @@ RULES: dict[str, Rule] = {
     "concatenate": concatenate,
     "stack": stack,
     "unstack": unstack,
+    "tile": tile,
     "slice": slice_,
     "split": split,
     "dynamic_slice": dynamic_slice,

@@ -112,8 +112,10 @@ Rule = Callable[[JaxprEqn, Sequence[Val], Context], list[Val]]
 
 def literal(atom: Literal) -> Val:
     value = atom.val
-    scalar = getattr(value, "shape", ()) == ()
-    return Val(Whole(), const=value if scalar and not hasattr(value, "dtype") else _item(value))
+    for plain in (bool, int, float):  # JAX's typed numbers are subclasses
+        if isinstance(value, plain):
+            return Val(Whole(), const=plain(value))
+    return Val(Whole(), const=_item(value))
 
 
 def _item(value: Any) -> Any:

@@ -228,6 +228,15 @@ def positions_and_counts(p: Any, b: Any) -> Any:
     return -(picked / (1 + counts)[b["y"]]).mean(), (counts, marked)
 
 
+@equal
+def branch_without_a_gradient_under_a_square(p: Any, b: Any) -> Any:
+    branches = [lambda h: h + 1, lambda h: jnp.zeros_like(h) + 0.5, lambda h: jnp.sin(h)]
+    h = _net(p, lax.switch((b["x"].ndim + p["w1"].size) % 3, branches, _net(p, b["x"])))
+    gate = (p["w1"][0, 0] > -100).astype(jnp.int32)
+    h = lax.switch(gate * 2, [branches[2], branches[1], branches[0]], h)
+    return (h**2).mean() ** 2, ()
+
+
 # Linear algebra, copies, draws and gradients per example.
 
 

@@ -169,11 +169,9 @@ def join(eqn: JaxprEqn, a: Val, b: Val) -> Val:
         return Val(b.kind, b.factors)
     if b.zero and not b.along_batch:
         return Val(a.kind, a.factors)
-    factors = a.factors if not b.zero else b.factors
+    factors = b.factors if a.zero else a.factors
     if not a.zero and not b.zero and sorted(map(id, a.factors)) != sorted(map(id, b.factors)):
         raise Mixes(eqn, "joins values that are scaled differently")
-    if a.zero:
-        factors = b.factors
     if a.along_batch and b.along_batch:
         kind = join_batched(eqn, [a, b])
         assert kind is not None

@@ -127,7 +127,8 @@ class _Work:
         pending, seen = [var], {var}
         while pending:
             for eqn in self.readers.get(pending.pop(), ()):
-                if eqn.effects or not all(v in seen or self._has_full(v) for v in eqn.invars):
+                read = [v for v in eqn.invars if not isinstance(v, Literal)]
+                if eqn.effects or not all(v in seen or self._has_full(v) for v in read):
                     return False
                 for out in eqn.outvars:
                     if isinstance(out, DropVar):

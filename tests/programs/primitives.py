@@ -324,7 +324,8 @@ operations: tuple[Program, ...] = (
         x * jnp.exp(1j * p["vector"])), zeros=("*'grads']['vector']",)),
     _network("special_functions", lambda x, p, b: lax.erf(x) + lax.lgamma(jnp.abs(x) + 1)
              + lax.digamma(jnp.abs(x) + 1) + jax.scipy.special.i0(x)),
-    _network("powers", lambda x, p, b: x**3 + jnp.abs(x) ** p["vector"] + lax.integer_pow(x, 2)),
+    _network("powers", lambda x, p, b: (
+        x**3 + (1 + jnp.abs(x)) ** p["vector"] + lax.integer_pow(x, 2))),
     _network("integer_arithmetic", lambda x, p, b: x * ((b["ids"] // 3) % 2 == 0)[..., None]
              + (b["ids"] << 1 ^ 3)[..., None] / 10),
     _network("select_by_case", lambda x, p, b: lax.select_n((b["ids"] % 3)[..., None]

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import jax
 
 from hetpass.companion import Companion, Leader
-from hetpass.errors import ExecutionError, PlanError, TraceError
+from hetpass.errors import ClusterError, ExecutionError, PlanError, TraceError
 from hetpass.frontend.boundary import stage_boundary
 from hetpass.frontend.trace import Signature, abstract
 from hetpass.ir.cluster import Cluster
@@ -50,7 +50,21 @@ class HetParallelized:
         self._arg_names = _argument_names(fun)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step; compiles first if these shapes are new."""
+        """Run the step; compiles first if these shapes are new.
+
+        Raises:
+          ExecutionError: HP-RUN-TRACED, called under a JAX transformation.
+        """
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            raise ExecutionError(
+                "HP-RUN-TRACED",
+                f"{self.__name__} was called under jax.jit, jax.grad or another transformation",
+                details=["it is a compiled pipeline, as a jitted and compiled function is"],
+                ways_out=[
+                    "call it with arrays, outside of the transformation",
+                    "differentiate inside the step, and decorate the step",
+                ],
+            )
         return self.compiled_for(*args, **kwargs)(*args, **kwargs)
 
     def compiled_for(self, *args: Any, **kwargs: Any) -> Compiled:
@@ -248,6 +262,13 @@ def het_parallelize(
     Raises:
       HetpassError: at the call, before anything runs, if the step cannot be run exactly.
     """
+    if cluster is not None and not isinstance(cluster, Cluster):
+        raise ClusterError(
+            "HP-CLUSTER-TYPE",
+            f"cluster is a {type(cluster).__name__}",
+            where="cluster",
+            ways_out=['hp.Cluster.from_file("cluster.toml")', "hp.Cluster.emulated({...})"],
+        )
     settings = Settings(
         cluster=cluster,
         num_microbatches=_checked_count(num_microbatches),

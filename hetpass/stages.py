@@ -192,6 +192,11 @@ class Planned:
     plan: Plan
     notes: tuple[str, ...] = ()
 
+    @property
+    def num_layers(self) -> int:
+        """L: a plan by hand gives layers 0 to L - 1 to its stages."""
+        return self.layered.num_layers
+
     def explain(self) -> str:
         """Who computes what, stage by stage."""
         return explain(self.layered, self.plan, self.notes)

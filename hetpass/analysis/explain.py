@@ -58,8 +58,8 @@ def _schedule(plan: Plan) -> str:
     counts = [stage.in_flight for stage in plan.pipelines[0].stages]
     if all(count is None for count in counts):
         return plan.schedule
-    held = " ".join("-" if count is None else str(count) for count in counts)
-    return f"{plan.schedule} with {held} in flight"
+    held = ", ".join("-" if count is None else str(count) for count in counts)
+    return f"{plan.schedule} with at most {held} microbatches in flight per stage"
 
 
 def _batch(layered: Layered) -> str:

@@ -140,7 +140,8 @@ def _refusal(
             'hp.Options(batch_statistics="per_microbatch") or routing="per_microbatch": every '
             "microbatch for itself, which is another result",
             "rewrite the line so that every example is treated alike "
-            "(layer norm for batch norm, a loss per example)",
+            "(a norm within each example, a loss per example)",
+            "leave cutting the batch to num_microbatches: no accumulation loop of your own",
         ],
     )
 

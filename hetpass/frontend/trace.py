@@ -142,9 +142,10 @@ def _leaf(
         number = argnums[path[1].idx]
         known = number < len(arg_names)
         text = (arg_names[number] if known else f"args[{number}]") + _path_text(path[2:])
-    else:
-        argnum = None
-        text = str(path[1].key) + _path_text(path[2:])
+    else:  # by keyword: the same argument as by position
+        keyword = str(path[1].key)
+        argnum = list(arg_names).index(keyword) if keyword in arg_names else None
+        text = keyword + _path_text(path[2:])
     aval = abstract(value, text)
     batch_dim = 0 if argnum in signature.batch_argnums and aval.ndim else None
     batch_dim = _declared_axis(text, aval, batch_dim, signature.batch_axes)
@@ -223,7 +224,7 @@ def _trace_at(
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise TraceError(
             "HP-TRACE-STEP",
-            f"the step {getattr(fun, '__name__', type(fun).__name__)} cannot be traced",
+            f"{getattr(fun, '__name__', type(fun).__name__)} cannot be traced",
             where=_users_line(error) or _defined_at(fun),
             details=[f"{type(error).__name__}: {first_line}"],
             ways_out=[

@@ -8,7 +8,7 @@ import pytest
 
 
 def small_step(state, batch):
-    """Two layers, a bias computed once, a norm over all gradients, errors per example, a counter."""
+    """Two layers, a bias computed once, a norm of all gradients, errors per example, a counter."""
     import jax
     import jax.numpy as jnp
 

@@ -222,7 +222,6 @@ class Region:
     ) -> Atom:
         assert offset is not None
         indices = operands[action.operand]
-        columns = jnp.arange(indices.aval.shape[-1])
 
         def shift(values: Any, first: Any) -> Any:
             column = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
@@ -231,7 +230,6 @@ class Region:
                 counts = counts | (column == c)
             return values - jnp.where(counts, first, 0).astype(values.dtype)
 
-        del columns
         (shifted,) = self._emit(eqn, shift, [indices, offset], made)
         self.kinds[shifted] = self.kinds.get(indices, Whole())
         return shifted

@@ -14,7 +14,7 @@ from hetpass.errors import SplitError
 from hetpass.frontend import assemble
 from hetpass.frontend.per_microbatch import per_microbatch
 from hetpass.frontend.phases import Phases, walk
-from hetpass.frontend.probes import Probes, compare
+from hetpass.frontend.probes import compare
 from hetpass.frontend.rules.values import Mixes
 from hetpass.frontend.unsplit import unsplit
 from hetpass.ir.program import StepProgram, Traced
@@ -60,7 +60,7 @@ def split(
                 details=[f"traced with {traced.batch_size} examples"] if traced.batch_size else [],
                 ways_out=_probe_ways_out(traced),
             )
-        return unsplit(traced, Probes())
+        return unsplit(traced)
     probes = compare([traced.jaxpr, *traced.probes])
     if options.per_microbatch and num_microbatches > 1:
         return per_microbatch(traced, probes, num_microbatches)
@@ -69,7 +69,7 @@ def split(
     heavy = assemble.heavy_late(phases, live, HEAVY_SHARE)
     if heavy is not None:
         if num_microbatches == 1:
-            return unsplit(traced, probes)
+            return unsplit(traced)
         raise _refusal(traced, phases, heavy, num_microbatches)
     try:
         return assemble.assemble(

@@ -12,20 +12,18 @@ from dataclasses import dataclass
 from hetpass import _jax
 from hetpass._jax import JaxprEqn, Var
 from hetpass.analysis.flops import equation_flops
-from hetpass.frontend.probes import Probes
 from hetpass.ir.kinds import Kind, Whole
 from hetpass.ir.program import Accumulated, RegionInput, StepProgram, Traced, WholeInput
 
 _HEAVY_SHARE = 0.001
 
 
-def unsplit(traced: Traced, probes: Probes) -> StepProgram:
+def unsplit(traced: Traced) -> StepProgram:
     """The step as one microbatch.
 
     The region holds what depends on the batch (on anything, if there is no batch) and leads to a
     heavy or a backward equation; it reads and makes full-batch values only.
     """
-    del probes
     jaxpr = traced.jaxpr
     part = heavy_part(traced)
     made = [v for i in part.region for v in jaxpr.eqns[i].outvars]

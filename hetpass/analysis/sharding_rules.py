@@ -8,36 +8,13 @@ Equations are lowered together, each as a function of its own, and their rules r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from hetpass import _jax
 from hetpass._jax import JaxprEqn
-
-Factors = tuple[tuple[tuple[int, ...], ...], ...]
-"""Per value, per dimension: the factors that it is made of, major to minor."""
-
-
-@dataclass(frozen=True)
-class ShardingRule:
-    """The rule of one equation, factors numbered from 0.
-
-    Attributes:
-      sizes: of the factors.
-      operands, results: which factors make up their dimensions.
-      reduction: factors that are summed (or maxed, …) away: sharded, they leave partial results.
-      whole: factors that cannot be sharded without other devices' data.
-      permutation: factors along which elements move (a shift, a window).
-    """
-
-    sizes: tuple[int, ...]
-    operands: Factors
-    results: Factors
-    reduction: frozenset[int]
-    whole: frozenset[int]
-    permutation: frozenset[int]
+from hetpass.ir.operation_graph import ShardingRule
 
 
 def sharding_rules(eqns: Sequence[JaxprEqn]) -> tuple[ShardingRule | None, ...]:

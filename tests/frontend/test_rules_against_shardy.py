@@ -10,10 +10,11 @@ import jax
 import pytest
 
 from hetpass._jax import JaxprEqn, Var
-from hetpass.analysis.sharding_rules import ShardingRule, sharding_rules
+from hetpass.analysis.sharding_rules import sharding_rules
 from hetpass.frontend.microbatch import split
 from hetpass.frontend.trace import Signature, trace
 from hetpass.ir.kinds import Batched, Kind, Partial
+from hetpass.ir.operation_graph import ShardingRule
 from hetpass.ir.program import StepProgram
 from tests.programs.everything import NUMBERS, PROGRAMS
 from tests.programs.program import Program

@@ -82,8 +82,10 @@ class Operation:
       dtype: that it computes in (`hetpass.ir.devices.DTYPES`).
       traffic_bytes: to and from memory that remain after fusion, of the whole operation, once.
       count: how often it runs per microbatch (iterations of the loops around it).
-      linear: whether it is linear in every operand that may be partial, so that
-        partial operands (of the same axes) may pass through and give partial results.
+      linear: whether it is linear in all its operands together (a sum, a transpose, an up-cast), so
+        that operands that are all partial along an axis give results that are.
+      sums: whether the reduction of its rule is a sum (a product of matrices, a sum), so that its
+        results may be left partial; else (a maximum) they are reduced at once.
       path: finds the equation again; made and read by the passes on programs only.
     """
 
@@ -97,6 +99,7 @@ class Operation:
     traffic_bytes: float = 0.0
     count: int = 1
     linear: bool = False
+    sums: bool = False
     path: tuple[int, ...] = ()
 
 
@@ -162,10 +165,12 @@ class OperationChoice:
         follows: a dimension is cut by the axes of its factors, major to minor.
       results: as the results are pinned, after reductions: all-reduced, scattered onto a dimension,
         or left partial on the way to an accumulator.
+      partial: the axes along which every operand comes as summands; linear operations only.
     """
 
     factors: tuple[tuple[str, ...], ...]
     results: tuple[Layout, ...]
+    partial: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,8 @@ class Assignment:
       accumulators: accumulated value -> how it is kept over microbatches; partial axes are a
         leading dimension, reduced once per step.
       gathered_once: parameters that are gathered from `at_rest` once per step; others per
-        microbatch.
+        microbatch, in each phase that reads them.
+      recompute: forward runs again before backward, and residuals are not held.
     """
 
     mesh: Mesh
@@ -190,6 +196,7 @@ class Assignment:
     at_rest: Mapping[int, Layout] = field(default_factory=dict, hash=False)
     accumulators: Mapping[int, Layout] = field(default_factory=dict, hash=False)
     gathered_once: frozenset[int] = frozenset()
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         for name in ("stored", "at_rest", "accumulators"):

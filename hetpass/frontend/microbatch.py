@@ -57,6 +57,7 @@ def split(
                 "HP-SPLIT-PROBE",
                 f"{traced.name} cannot be split into {num_microbatches} microbatches: "
                 f"{traced.probe_failure}",
+                where=traced.probe_place,
                 details=[f"traced with {traced.batch_size} examples"] if traced.batch_size else [],
                 ways_out=_probe_ways_out(traced),
             )

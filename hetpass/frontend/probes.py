@@ -42,7 +42,11 @@ NESTED_PARAMS = frozenset({"jaxpr", "branches", "cond_jaxpr", "body_jaxpr"})
 
 
 class ProbeMismatch(Exception):
-    """The traces do not correspond. `str()` is a sentence for the user."""
+    """The traces do not correspond. `str()` is a sentence for the user, `where` the user's line."""
+
+    def __init__(self, what: str, where: str = "") -> None:
+        super().__init__(what)
+        self.where = where
 
 
 @dataclass
@@ -69,7 +73,7 @@ def compare(jaxprs: Sequence[Jaxpr]) -> Probes:
     return found
 
 
-def _compare(jaxprs: tuple[Jaxpr, ...], found: Probes) -> None:
+def _compare(jaxprs: tuple[Jaxpr, ...], found: Probes, inside: JaxprEqn | None = None) -> None:
     numbering: list[dict[Var, int]] = [{} for _ in jaxprs]
 
     def define(variables: tuple[Var, ...]) -> None:
@@ -79,7 +83,7 @@ def _compare(jaxprs: tuple[Jaxpr, ...], found: Probes) -> None:
 
     firsts = [[*j.constvars, *j.invars] for j in jaxprs]
     if len({len(f) for f in firsts}) != 1:
-        raise ProbeMismatch("it takes another number of values at another batch size")
+        raise _mismatch("takes another number of values at another batch size", inside)
     for variables in zip(*firsts, strict=True):
         define(variables)
     for i, eqn in enumerate(jaxprs[0].eqns):
@@ -91,13 +95,32 @@ def _compare(jaxprs: tuple[Jaxpr, ...], found: Probes) -> None:
         for name in eqn.params:
             if name in NESTED_PARAMS:
                 for nested in zip(*(_nested(e.params[name]) for e in eqns), strict=True):
-                    _compare(nested, found)
+                    _compare(nested, found, eqn)
         found.doubled[id(eqn)] = eqns[1]
     if any(len(j.eqns) != len(jaxprs[0].eqns) for j in jaxprs):
-        raise ProbeMismatch("it has more equations at a larger batch")
+        raise _mismatch("has more equations at a larger batch", inside or _first_added(jaxprs))
     outs = [_reads(j.outvars, table) for j, table in zip(jaxprs, numbering, strict=True)]
     if any(o != outs[0] for o in outs):
-        raise ProbeMismatch("it returns other values at another batch size")
+        other = next(k for k, reads in enumerate(zip(*outs, strict=True)) if len(set(reads)) > 1)
+        maker = inside or _maker(jaxprs[0], jaxprs[0].outvars[other])
+        raise _mismatch("returns other values at another batch size", maker)
+
+
+def _mismatch(what: str, eqn: JaxprEqn | None) -> ProbeMismatch:
+    """Of the whole step, or of what an equation holds."""
+    if eqn is None:
+        return ProbeMismatch(f"it {what}")
+    frame = _jax.user_frame(eqn)
+    return ProbeMismatch(f"`{eqn.primitive.name}` ({frame}) {what}", frame)
+
+
+def _maker(jaxpr: Jaxpr, atom: Any) -> JaxprEqn | None:
+    return next((e for e in jaxpr.eqns if any(v is atom for v in e.outvars)), None)
+
+
+def _first_added(jaxprs: Sequence[Jaxpr]) -> JaxprEqn:
+    count = len(jaxprs[0].eqns)
+    return next(j.eqns[count] for j in jaxprs if len(j.eqns) > count)
 
 
 def _check_equation(
@@ -107,8 +130,10 @@ def _check_equation(
     for k, other in enumerate(others):
         fault = _fault(eqn, other, reads, numbering[k + 1])
         if fault:
-            where = f"`{eqn.primitive.name}` ({_jax.user_frame(eqn)})"
-            raise ProbeMismatch(f"at {k + 2} times the batch {fault.format(where=where)}")
+            frame = _jax.user_frame(eqn)
+            where = f"`{eqn.primitive.name}` ({frame})"
+            what = f"at {k + 2} times the batch {fault.format(where=where)}"
+            raise ProbeMismatch(what, frame)
 
 
 def _fault(

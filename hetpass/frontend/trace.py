@@ -73,7 +73,7 @@ def trace(
 
     first, out_shape = _trace_at(flat, fun, inputs, 1)
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
-    probes, failure = _probe(flat, fun, inputs, first, batch_size)
+    probes, failure, place = _probe(flat, fun, inputs, first, batch_size)
     constants = [
         InputLeaf(f"constant {i}", v.aval, None, None, False)
         for i, v in enumerate(first.jaxpr.invars[len(inputs) :])
@@ -84,6 +84,7 @@ def trace(
         jaxpr=first.jaxpr,
         probes=tuple(p.jaxpr for p in probes),
         probe_failure=failure,
+        probe_place=place,
         inputs=(*inputs, *constants),
         constants=first.constants,
         in_tree=in_tree,
@@ -257,10 +258,10 @@ def _probe(
     inputs: Sequence[InputLeaf],
     first: Inlined,
     batch_size: int | None,
-) -> tuple[list[Inlined], str]:
-    """The programs at 2B and 3B, or why there are none."""
+) -> tuple[list[Inlined], str, str]:
+    """The programs at 2B and 3B, or why there are none, and the user's line."""
     if batch_size is None:
-        return [], "the step has no batch"
+        return [], "the step has no batch", _defined_at(fun)
     probes = []
     for scale in (2, 3):
         try:
@@ -268,12 +269,13 @@ def _probe(
         except TraceError as error:
             reason = error.details[0] if error.details else error.what
             place = f" at {error.where}" if error.where else ""
-            return [], f"at {scale * batch_size} examples it cannot be traced ({reason}){place}"
+            why = f"at {scale * batch_size} examples it cannot be traced ({reason}){place}"
+            return [], why, error.where
     try:
         compare([first.jaxpr, *(p.jaxpr for p in probes)])
     except ProbeMismatch as mismatch:
-        return [], str(mismatch)
-    return probes, ""
+        return [], str(mismatch), mismatch.where or _defined_at(fun)
+    return probes, "", ""
 
 
 def _constant_axes(

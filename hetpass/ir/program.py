@@ -54,6 +54,7 @@ class Traced:
       probes: the same program at 2B and 3B, equation by equation; () if it cannot be traced there
         (then only M = 1 is possible) or has no batch.
       probe_failure: why there are no probes; "" if there are.
+      probe_place: the user's line that it is about; "" where none is.
       inputs: one per invar.
       constants: the values of the captured constants, in order.
       in_tree, out_tree: of the step's arguments `(args, kwargs)` and its result.
@@ -74,6 +75,7 @@ class Traced:
     out_paths: tuple[str, ...]
     batch_size: int | None
     recomputed: tuple[bool, ...]
+    probe_place: str = ""
 
     def __str__(self) -> str:
         from hetpass.ir import text

@@ -221,6 +221,22 @@ def _pairs(p: Any, b: Any) -> Any:
     return ((h[:half] - h[half:]) ** 2).mean()
 
 
+def _more_at_a_larger_batch(p: Any, b: Any) -> Any:
+    losses = _losses(p, b)
+    for _ in range(b["x"].shape[0] // B):
+        losses = jnp.sin(losses)
+    return losses.mean()
+
+
+def _branches_in_another_order(p: Any, b: Any) -> Any:
+    def branch(losses: Any) -> Any:
+        pair = jnp.sin(losses), jnp.cos(losses)
+        return pair if b["x"].shape[0] == B else pair[::-1]
+
+    one, other = lax.cond(p["b"][0] > 0, branch, branch, _losses(p, b))
+    return (one * other * other).mean()
+
+
 REFUSED = {
     "batch norm": (_training(_batch_norm), "HP-SPLIT-MIXES", "_batch_norm"),
     "contrastive": (_training(_contrastive), "HP-SPLIT-MIXES", "_contrastive"),
@@ -233,7 +249,17 @@ REFUSED = {
     "hard-coded batch": (
         _training(lambda p, b: (_net(p, b["x"]).reshape(B, V) ** 2).mean()),
         "HP-SPLIT-PROBE",
-        "",
+        "test_microbatch.py",
+    ),
+    "more equations at a larger batch": (
+        _training(_more_at_a_larger_batch),
+        "HP-SPLIT-PROBE",
+        "_more_at_a_larger_batch",
+    ),
+    "branches in another order": (
+        _training(_branches_in_another_order),
+        "HP-SPLIT-PROBE",
+        "_branches_in_another_order",
     ),
 }
 
@@ -245,7 +271,8 @@ def test_refused_by_name(name: str) -> None:
     with pytest.raises(SplitError) as caught:
         split(traced, 2)
     assert caught.value.code == code
-    assert place in str(caught.value)
+    assert place in caught.value.where
+    assert ".py:" in caught.value.where
     assert caught.value.ways_out
 
 

@@ -401,8 +401,8 @@ def one_hot_product(build: Builder) -> Any:
 
 @piece("block", "indexing")
 def fixed_columns(build: Builder) -> Any:
-    order = build.draw.permutation(build.width)
-    return lambda q, h, b: h[..., order] + h.at[..., :2].set(0.5)
+    order = [int(i) for i in build.draw.permutation(build.width)]  # of no integer type
+    return lambda q, h, b: h[..., np.array(order)] + h.at[..., :2].set(0.5)
 
 
 @piece("block", "indexing")

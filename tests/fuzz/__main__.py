@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--level", choices=("frontend", "whole"), default="frontend")
     parser.add_argument("--log", type=pathlib.Path, default=LOG)
     parser.add_argument("--resume", action="store_true", help="go on where the log ends")
+    parser.add_argument("--again", action="store_true", help="the log's failures, after a fix")
     options = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     importlib.import_module("tests.conftest")  # devices and flags, before JAX is imported
@@ -44,13 +45,16 @@ def main() -> int:
         return 0
     name = f"{options.level}, jax {jax.__version__}"
     log = json.loads(options.log.read_text()) if options.log.exists() else {}
-    entry = log.get(name, {}) if options.resume else {}
+    entry = log.get(name, {}) if options.resume or options.again else {}
     entry = {"outcomes": "", "seconds": 0, "failures": {}, "refusals": {}} | entry
     began = time.perf_counter() - entry["seconds"]
-    for seed in range(len(entry["outcomes"]), options.count):
+    seeds = range(len(entry["outcomes"]), options.count)
+    for seed in [int(s) for s in entry["failures"]] if options.again else seeds:
         case = cases.make_case(seed)
         outcome = fuzz.check(case, run)
-        entry["outcomes"] += _LETTERS[outcome.verdict]
+        outcomes, letter = entry["outcomes"], _LETTERS[outcome.verdict]
+        entry["outcomes"] = outcomes[:seed] + letter + outcomes[seed + 1 :]
+        entry["failures"].pop(str(seed), None)
         if outcome.verdict == "refused":
             entry["refusals"][str(seed)] = outcome.text.splitlines()[0]
         elif outcome.verdict != "equal":
@@ -61,6 +65,8 @@ def main() -> int:
         if seed % _SAVE_EVERY == 0 or seed == options.count - 1:
             entry["seconds"] = round(time.perf_counter() - began)
             _save(options, name, entry, cases.kind_of)
+    if options.again:
+        _save(options, name, entry, cases.kind_of)
     print(_verdicts(entry["outcomes"]), f"{entry['seconds']} s")
     return int(bool(entry["failures"]))
 

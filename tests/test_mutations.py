@@ -26,7 +26,7 @@ from hetpass.frontend.rules import apply, elementwise, indexing, linear, reducti
 from hetpass.frontend.rules.values import Val
 from hetpass.frontend.trace import trace
 from hetpass.ir.kinds import Batched, Partial
-from hetpass.ir.program import ReadRow
+from hetpass.ir.program import Read, ReadRow
 from tests.equality import differences
 from tests.frontend.evaluate import evaluate
 
@@ -394,16 +394,17 @@ def test_a_mistake_is_noticed(mutation: Mutation, monkeypatch: pytest.MonkeyPatc
 # Mistakes of the runtime's programs, on the whole pipeline
 
 
-def _compiled_differences() -> list[Any]:
+def _compiled_differences(update: Callable[..., Any] | None = None) -> list[Any]:
     params, batch = _arguments()
     step = hp.het_parallelize(
-        _training(lambda p, b: (_masked(p, b)[0], _losses(p, b))),
+        _training(lambda p, b: (_masked(p, b)[0], _losses(p, b)), update),
         cluster=hp.Cluster.emulated({"a": 2, "b": 1}),
         num_microbatches=M,
         donate_argnums=(),
     )
     expected = step.jitted()(params, batch)
-    return differences(step(params, batch), expected)
+    compiled = step.trace(params, batch).with_plan("a(data=2): 0 | b: 1").compile()
+    return differences(compiled(params, batch), expected)
 
 
 def test_the_whole_pipeline_is_right() -> None:
@@ -433,3 +434,26 @@ def test_sums_divided_by_the_number_of_microbatches_are_noticed(
 
     monkeypatch.setattr(lower, "pairwise", wrong)
     assert max(d.relative for d in _compiled_differences()) > 0.7
+
+
+def test_a_norm_of_one_stage_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other stages add to the global norm is lost: each clips by what it has itself."""
+    assert _compiled_differences(_clip) == []
+    right = lower._Lowering._read
+
+    def wrong(self: Any, source: Any, aval: Any, held: Any, number: Any) -> Any:
+        value = right(self, source, aval, held, number)
+        if number is None and isinstance(source, Read) and aval.shape == ():
+            received = {t.target: t.source for t in self.staged.transfers}
+            if source.slot in received and _phase(self.staged, received[source.slot]) == 0:
+                return jnp.zeros_like(value)
+        return value
+
+    monkeypatch.setattr(lower._Lowering, "_read", wrong)
+    assert max(d.relative for d in _compiled_differences(_clip)) > 0.05
+
+
+def _phase(staged: Any, slot: int) -> int:
+    """Of the epilogue fragment that writes the slot; -1: none does."""
+    writers = [f for f in staged.fragments if any(o.slot == slot for o in f.outputs)]
+    return max((f.phase for f in writers if f.role == "epilogue"), default=-1)

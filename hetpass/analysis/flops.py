@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hetpass._jax import Jaxpr, JaxprEqn, is_jaxpr, open_jaxpr
+from hetpass.ir.devices import DTYPES
 
 RANDOM_BITS_FLOPS = 50.0
 """Integer operations per element that Threefry-2x32 draws: 20 rounds of 4, and the key schedule,
@@ -81,6 +82,46 @@ def equation_bytes(eqn: JaxprEqn) -> float:
     return _count(eqn, _own_bytes)
 
 
+def flops_by_format(eqn: JaxprEqn) -> dict[str, float]:
+    """FLOPs of one run that a device's peak rate bounds, by the number format of the operands.
+
+    Products, convolutions, transforms and factorizations count. What works element by element is
+    bound by memory, on every device.
+    """
+    formats: dict[str, None] = {}
+    pending = [eqn]
+    while pending:
+        inner = pending.pop()
+        if _own_bound_flops(inner):
+            formats[_format(inner)] = None
+        if inner.primitive.name not in APPLIES_A_SCALAR_JAXPR:
+            pending += [e for body in sub_jaxprs(inner) for e in body.eqns]
+
+    def of(name: str) -> Callable[[JaxprEqn], float]:
+        return lambda e: _own_bound_flops(e) if _format(e) == name else 0.0
+
+    return {name: _count(eqn, of(name)) for name in sorted(formats)}
+
+
+_BY_FORMULA = frozenset("fft cholesky triangular_solve lu qr eigh svd".split())
+
+
+def _own_bound_flops(eqn: JaxprEqn) -> float:
+    if eqn.primitive.name in _BY_FORMULA:
+        return _own_flops(eqn)
+    return _own_matmul_flops(eqn)
+
+
+def _format(eqn: JaxprEqn) -> str:
+    """The number format, of those that peak rates are given for."""
+    name = str(getattr(eqn.invars[0].aval, "dtype", "float32")) if eqn.invars else "float32"
+    if name.startswith("float8"):
+        return "float8"
+    near = {"complex64": "float32", "complex128": "float64", "uint8": "int8"}
+    name = near.get(name, name)
+    return name if name in DTYPES else "float32"
+
+
 def jaxpr_flops(jaxpr: Jaxpr) -> float:
     """FLOPs of one run of the jaxpr."""
     return sum((equation_flops(eqn) for eqn in jaxpr.eqns), 0.0)
@@ -101,7 +142,7 @@ def _count(eqn: JaxprEqn, own: Callable[[JaxprEqn], float]) -> float:
         return sum((_count(inner, own) for inner in jaxpr.eqns), 0.0)
 
     name = eqn.primitive.name
-    if name in _APPLIES_A_SCALAR_JAXPR:
+    if name in APPLIES_A_SCALAR_JAXPR:
         return own(eqn)
     bodies = list(sub_jaxprs(eqn))
     if not bodies:
@@ -115,10 +156,11 @@ def _count(eqn: JaxprEqn, own: Callable[[JaxprEqn], float]) -> float:
     return sum((total(body) for body in bodies), 0.0)
 
 
-_APPLIES_A_SCALAR_JAXPR = frozenset(
+APPLIES_A_SCALAR_JAXPR = frozenset(
     "reduce reduce_window scatter scatter-add scatter-mul scatter-min scatter-max scatter_add "
     "scatter_sub scatter-sub select_and_scatter sort".split()
 )
+"""Primitives whose jaxpr says how two numbers combine: no body to look into."""
 
 
 def _elements(aval: Any) -> float:

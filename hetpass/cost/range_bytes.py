@@ -1,7 +1,7 @@
 """Bytes that one device of a stage holds. No JAX.
 
-fixed           parameters, optimizer state, gradient accumulators, transfer buffers, and with
-                recomputation the activations of the one microbatch that is in backward
+fixed           parameters, optimizer state, gradient accumulators, the batch, transfer buffers,
+                and with recomputation the activations of the one microbatch that is in backward
 per microbatch  in flight: the activations held for backward; with recomputation only what the
                 stage reads
 """
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpass.cost.analytic import Submesh
-from hetpass.ir.facts import LayerFacts
+from hetpass.ir.facts import LayerFacts, SharedBytes
 
 Floats = NDArray[np.float64]
 
@@ -29,7 +29,11 @@ class RangeBytes:
 
 
 def range_bytes(
-    layers: Sequence[LayerFacts], submesh: Submesh, examples: float, recompute: str
+    layers: Sequence[LayerFacts],
+    submesh: Submesh,
+    examples: float,
+    recompute: str,
+    shared: Sequence[SharedBytes] = (),
 ) -> RangeBytes:
     """Bytes per device of every range of layers.
 
@@ -38,14 +42,25 @@ def range_bytes(
       submesh: rows share the examples, devices of a row the parameters and activations.
       examples: in a microbatch.
       recompute: "none" or "full".
+      shared: what pairs of layers both count.
     """
     share = examples / submesh.data
     ways = [min(submesh.model, layer.most_tensor_parallel) for layer in layers]
-    held = [layer.parameter_bytes + layer.state_bytes + layer.gradient_bytes for layer in layers]
-    state = over_ranges([size / w for size, w in zip(held, ways, strict=True)])
+    held = [
+        (x.parameter_bytes + x.state_bytes + x.gradient_bytes) / w + x.batch_bytes / submesh.data
+        for x, w in zip(layers, ways, strict=True)
+    ]
+    state = over_ranges(held)
     activations = over_ranges(
         [layer.activation_bytes.of(share) / w for layer, w in zip(layers, ways, strict=True)]
     )
+    if shared:
+        most = [max(ways[pair.first], ways[pair.second]) for pair in shared]
+        pairs = [(pair.first, pair.second) for pair in shared]
+        twice = [pair.held_bytes / w for pair, w in zip(shared, most, strict=True)]
+        state -= _pairs_inside(len(layers), pairs, twice)
+        twice = [p.activation_bytes.of(share) / w for p, w in zip(shared, most, strict=True)]
+        activations -= _pairs_inside(len(layers), pairs, twice)
     crossing = np.array(
         [0.0]
         + [b.boundary_bytes.of(share) + b.gradient_boundary_bytes.of(share) for b in layers[:-1]]
@@ -59,6 +74,15 @@ def range_bytes(
         return RangeBytes(fixed, activations)
     inputs = np.where(np.isfinite(activations), incoming[:, None], np.inf)
     return RangeBytes(fixed + activations, inputs)
+
+
+def _pairs_inside(count: int, pairs: Sequence[tuple[int, int]], values: Sequence[float]) -> Floats:
+    """Entry [first, end] is the sum over the pairs with both layers among first … end - 1."""
+    table = np.zeros((count, count + 1))
+    for (one, other), value in zip(pairs, values, strict=True):
+        table[one, other + 1] += value
+    result: Floats = np.cumsum(np.cumsum(table[::-1], axis=0)[::-1], axis=1)
+    return result
 
 
 def _most_over_ranges(per_layer: Sequence[float]) -> Floats:

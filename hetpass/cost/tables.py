@@ -159,7 +159,7 @@ def stage_table(
     seconds = [layer_seconds(layer, group, submesh, examples, assumed) for layer in facts.layers]
     forward = over_ranges([s.forward for s in seconds])
     backward = over_ranges([s.backward for s in seconds])
-    held = range_bytes(facts.layers, submesh, examples, recompute)
+    held = range_bytes(facts.layers, submesh, examples, recompute, facts.shared)
     return StageTable(
         group=group_index,
         devices=submesh.devices,

@@ -69,6 +69,8 @@ class LayerFacts:
       parameter_bytes: as the layer reads them.
       state_bytes: master copy and optimizer state.
       gradient_bytes: the accumulators, full size.
+      batch_bytes: inputs and results of the whole batch that lie with the layer all the time,
+        shared out over data parallel devices.
       activation_bytes: held from forward to backward.
       workspace_bytes: needed while the layer runs, and no longer.
       boundary_bytes: what the next layer reads of this and earlier layers.
@@ -88,6 +90,7 @@ class LayerFacts:
     parameter_bytes: float = 0.0
     state_bytes: float = 0.0
     gradient_bytes: float = 0.0
+    batch_bytes: float = 0.0
     activation_bytes: Amount = ZERO
     workspace_bytes: Amount = ZERO
     boundary_bytes: Amount = ZERO
@@ -99,7 +102,7 @@ class LayerFacts:
     def __post_init__(self) -> None:
         with at("kind"):
             READER.text(self.kind)
-        for name in ("parameter_bytes", "state_bytes", "gradient_bytes"):
+        for name in ("parameter_bytes", "state_bytes", "gradient_bytes", "batch_bytes"):
             with at(name):
                 value = READER.number(getattr(self, name))
                 if value < 0:
@@ -131,6 +134,25 @@ _AMOUNTS = tuple(f.name for f in fields(LayerFacts) if f.type == "Amount")
 
 
 @dataclass(frozen=True)
+class SharedBytes:
+    """What two layers both count, and a stage that has both holds once.
+
+    Where three layers or more share a value, each is paired with the next one that does: a stage of
+    consecutive layers then saves as often as it has more than one of them.
+
+    Attributes:
+      first, second: layers, in order.
+      activation_bytes: held from forward to backward.
+      held_bytes: parameters and accumulators.
+    """
+
+    first: int
+    second: int
+    activation_bytes: Amount = ZERO
+    held_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
 class ProgramFacts:
     """A program of L layers, in order.
 
@@ -138,6 +160,7 @@ class ProgramFacts:
       layers: at least one.
       batch_size: B, examples in a step.
       fingerprint: of the program; None: of no program in particular.
+      shared: what layers count twice.
 
     Raises:
       FactsError: HP-FACTS-…, with the path of the value that is wrong.
@@ -146,11 +169,20 @@ class ProgramFacts:
     layers: tuple[LayerFacts, ...]
     batch_size: int
     fingerprint: str | None = None
+    shared: tuple[SharedBytes, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
+        object.__setattr__(self, "shared", tuple(self.shared))
         if not self.layers:
             READER.refuse("LAYERS", "a program has at least one layer", "layers")
+        for index, pair in enumerate(self.shared):
+            if not 0 <= pair.first < pair.second < len(self.layers):
+                READER.refuse(
+                    "LAYERS",
+                    f"two layers in order are needed, not {pair.first} and {pair.second}",
+                    f"shared[{index}]",
+                )
         with at("batch_size"):
             if READER.integer(self.batch_size) < 1:
                 READER.refuse("VALUE", "at least one example is needed")
@@ -190,6 +222,10 @@ class ProgramFacts:
             "batch_size": self.batch_size,
             "fingerprint": self.fingerprint,
             "layers": [_layer_data(layer) for layer in self.layers],
+            "shared": [
+                [p.first, p.second, _amount_data(p.activation_bytes), p.held_bytes]
+                for p in self.shared
+            ],
         }
         return json.dumps(data, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
@@ -199,7 +235,7 @@ class ProgramFacts:
         data = READER.record(
             READER.parse(READER.text(text), ".json"),
             required=("format", "batch_size", "layers"),
-            optional=("fingerprint",),
+            optional=("fingerprint", "shared"),
         )
         if data["format"] != FORMAT:
             READER.refuse(
@@ -210,7 +246,9 @@ class ProgramFacts:
             )
         with at("layers"):
             layers = READER.items(data["layers"], _read_layer)
-        return cls(layers, data["batch_size"], data.get("fingerprint"))
+        with at("shared"):
+            shared = READER.items(data.get("shared", []), _read_shared)
+        return cls(layers, data["batch_size"], data.get("fingerprint"), shared)
 
     def save(self, path: str | Path) -> None:
         """Writes the facts as a JSON file."""
@@ -282,6 +320,14 @@ def _read_amount(value: Any) -> Amount:
     if len(numbers) != 2:
         READER.refuse("VALUE", "an amount is a number per microbatch and one per example")
     return Amount(*numbers)
+
+
+def _read_shared(value: Any) -> SharedBytes:
+    parts = READER.items(value, lambda part: part)
+    if len(parts) != 4:
+        READER.refuse("VALUE", "two layers, an amount of activations and held bytes are needed")
+    first, second = (READER.integer(part) for part in parts[:2])
+    return SharedBytes(first, second, _read_amount(parts[2]), READER.number(parts[3]))
 
 
 def _read_seconds(value: Any) -> Seconds:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from hetpass import _jax
-from hetpass._jax import JaxprEqn, Literal, Var
+from hetpass._jax import JaxprEqn, Var
+from hetpass.frontend.emit import emit
 from hetpass.frontend.instantiate import Region
 from hetpass.frontend.phases import Phases
 from hetpass.frontend.rules.values import Val
@@ -268,16 +268,4 @@ def scaled(eqn: JaxprEqn, source: Var, by: Sequence[Var] | float, result: Var) -
             value = value * jnp.reshape(scalar, ()).astype(value.dtype)
         return value
 
-    operands = [source, *factors]
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
-    jaxpr, _ = _jax.open_jaxpr(jax.make_jaxpr(multiply)(*avals))
-    env: dict[Var, Var] = dict(zip(jaxpr.invars, operands, strict=True))
-    env[jaxpr.outvars[0]] = result
-    made = []
-    for inner in jaxpr.eqns:
-        for var in inner.outvars:
-            env.setdefault(var, _jax.make_var(var.aval))
-        reads = [a if isinstance(a, Literal) else env[a] for a in inner.invars]
-        new = _jax.make_eqn(inner, reads, [env[v] for v in inner.outvars])
-        made.append(new.replace(source_info=eqn.source_info))
-    return made
+    return emit(eqn, multiply, [source, *factors], [result])[0]

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from hetpass import _jax
 from hetpass._jax import Atom, Jaxpr, JaxprEqn, Literal, ShapedArray, Var
+from hetpass.frontend.emit import emit
 from hetpass.frontend.probes import NESTED_PARAMS, SIZE_PARAMS, Probes, at_microbatch
 from hetpass.frontend.rules.values import Context, Draw, Mixes, Rebase, Val
 from hetpass.ir.kinds import Batched, Kind, Whole, Zero
@@ -139,25 +140,13 @@ class Region:
         made: list[JaxprEqn],
         results: Sequence[Var] | None = None,
     ) -> list[Atom]:
-        """Append the equations of a small function; they count as `eqn`'s own source."""
-        avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in operands]
-        closed = jax.make_jaxpr(function)(*avals)
-        jaxpr, consts = _jax.open_jaxpr(closed)
-        assert not consts
-        env: dict[Var, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
-        if results is not None:
-            env.update(zip(jaxpr.outvars, results, strict=True))
-        for inner in jaxpr.eqns:
-            outs = []
-            for var in inner.outvars:
-                if var not in env:
-                    env[var] = _jax.make_var(var.aval)
-                    self.kinds[env[var]] = Whole()
-                outs.append(env[var])
-            reads = [a if isinstance(a, Literal) else env[a] for a in inner.invars]
-            new = _jax.make_eqn(inner, reads, outs)
-            made.append(new.replace(source_info=eqn.source_info))
-        return [a if isinstance(a, Literal) else env[a] for a in jaxpr.outvars]
+        """Append the equations of a small function; what they make is whole."""
+        eqns, outs = emit(eqn, function, operands, results)
+        kept = set(results or ())
+        for new in eqns:
+            self.kinds.update((v, Whole()) for v in new.outvars if v not in kept)
+        made += eqns
+        return outs
 
     def _uses_offset(self, eqn: JaxprEqn) -> bool:
         if id(eqn) in self.context.actions:

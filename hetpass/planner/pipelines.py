@@ -1,0 +1,366 @@
+"""The price of a plan of several parallel pipelines, with the sum of their gradients. No JAX.
+
+Every pipeline takes microbatches of its own and may cut the layers as it likes; its stages are rows
+of one group (`cost.layer_costs`), or several such rows that share every microbatch. A pipeline's
+transfers are streams between hosts, which share what a host's network attains.
+
+When all pipelines are done, the gradient of a layer is summed over all that hold it: inside each
+host first, then in a ring over hosts (Patarasuk and Yuan 2009), in which a host's devices take part
+together. Rings of layers with the same hosts are one; a host does one ring after another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hetpass.cost.layer_costs import LayerCosts, RowCosts
+from hetpass.cost.network import Network
+from hetpass.errors import PlanError
+from hetpass.ir.cluster import Cluster, DeviceGroup
+from hetpass.ir.plan import Pipeline, Plan, Replica, StagePlan
+from hetpass.schedules.costs import LinkCost, PipelineCosts, StageCost
+from hetpass.schedules.make import make_schedule
+from hetpass.simulator import makespan_s
+
+Host = tuple[str, int]
+"""A group and one of its hosts."""
+
+
+@dataclass(frozen=True)
+class PipelinePrice:
+    """One pipeline.
+
+    Attributes:
+      compute_s: until its last backward task, simulated.
+      in_flight: microbatches per stage.
+      stage_s: forward and backward of a microbatch, per stage.
+      held_bytes: on each device of a stage.
+    """
+
+    compute_s: float
+    in_flight: tuple[int, ...]
+    stage_s: tuple[float, ...]
+    held_bytes: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PlanPrice:
+    """A plan.
+
+    Attributes:
+      step_s: all of it; infinite if the plan cannot run.
+      compute_s: the slowest pipeline.
+      sync_s: summing gradients.
+      update_s: the optimizer, on the slowest stage.
+      peak_bytes: on the fullest device, with what the runtime holds.
+      pipelines: in the order of the plan.
+      violations: sentences; none if the plan can run.
+    """
+
+    step_s: float
+    compute_s: float
+    sync_s: float
+    update_s: float
+    peak_bytes: float
+    pipelines: tuple[PipelinePrice, ...]
+    violations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Market:
+    """What prices depend on beside the plan.
+
+    Attributes:
+      costs: of layers.
+      network: of messages.
+      cluster: whose groups the plan names.
+      batch_size: examples in a step.
+      overlaps: whether stages compute while they send and receive.
+      sync_overhead_s: of summing gradients over hosts, beyond the rings: flattening them, and
+        waiting for each other.
+    """
+
+    costs: LayerCosts
+    network: Network
+    cluster: Cluster
+    batch_size: int
+    overlaps: bool = False
+    sync_overhead_s: float = 0.0
+
+
+def price(plan: Plan, market: Market) -> PlanPrice:
+    """Seconds of a step and bytes of its devices.
+
+    Raises:
+      PlanError: the plan is of another cluster, or of other layers.
+    """
+    plan.check(market.cluster, market.costs.num_layers)
+    if market.batch_size % plan.num_microbatches:
+        raise PlanError(
+            "HP-PLAN-MICROBATCHES",
+            f"a batch of {market.batch_size} cannot be cut into {plan.num_microbatches} equal "
+            "microbatches",
+            ways_out=["let the pipelines' microbatches add up to a divisor of the batch"],
+        )
+    return _Pricing(plan, market).result()
+
+
+class _Pricing:
+    """The state of one plan's pricing: rows and pipelines that are alike are looked at once."""
+
+    def __init__(self, plan: Plan, market: Market) -> None:
+        self.plan, self.market = plan, market
+        self.examples = market.batch_size // plan.num_microbatches
+        self.groups = {group.name: group for group in market.cluster.groups}
+        self.rows: dict[tuple[str, int, float], RowCosts | None] = {}
+        self.streams = self._streams()
+        self.violations: list[str] = []
+
+    def result(self) -> PlanPrice:
+        known: dict[object, PipelinePrice] = {}
+        prices = []
+        for index, pipeline in enumerate(self.plan.pipelines):
+            alike = self._signature(pipeline)
+            if alike not in known:
+                known[alike] = self._pipeline(index, pipeline)
+            prices.append(known[alike])
+        compute_s = max(p.compute_s for p in prices)
+        sync_s, update_s = (0.0, 0.0) if self.violations else (self._sync_s(), self._update_s())
+        step_s = math.inf if self.violations else compute_s + sync_s + update_s
+        peak = max(
+            held + self._reserved(replica)
+            for p, pipeline in zip(prices, self.plan.pipelines, strict=True)
+            for held, stage in zip(p.held_bytes, pipeline.stages, strict=True)
+            for replica in stage.replicas
+        )
+        return PlanPrice(
+            step_s, compute_s, sync_s, update_s, peak, tuple(prices), tuple(self.violations)
+        )
+
+    # -- pipelines ----------------------------------------------------------------------------
+
+    def _pipeline(self, index: int, pipeline: Pipeline) -> PipelinePrice:
+        stages: list[StageCost] = []
+        held: list[tuple[float, float]] = []
+        m = pipeline.num_microbatches
+        for number, stage in enumerate(pipeline.stages):
+            found = [self._stage(stage, replica) for replica in stage.replicas]
+            if any(cost is None for cost in found):
+                self.violations.append(
+                    f"pipeline {index}: nobody knows how stage {number} runs with "
+                    f"{self.examples} examples"
+                )
+                return PipelinePrice(math.inf, (), (), (0.0,) * len(pipeline.stages))
+            costs = [cost for cost in found if cost is not None]
+            stages.append(
+                StageCost(
+                    max(c.forward_s for c in costs),
+                    max(c.backward_s for c in costs),
+                    activation_bytes=max(c.activation_bytes for c in costs),
+                    fixed_bytes=max(c.fixed_bytes for c in costs),
+                )
+            )
+            held.append((stages[-1].fixed_bytes, stages[-1].activation_bytes))
+        links = [self._link(a, b) for a, b in pairwise(pipeline.stages)]
+        costs_of = PipelineCosts(tuple(stages), tuple(links))
+        counts = self._in_flight(index, pipeline, held)
+        used = tuple(f + n * a for (f, a), n in zip(held, counts, strict=True))
+        schedule = make_schedule(
+            "1f1b", num_stages=len(stages), num_microbatches=m, costs=costs_of, in_flight=counts
+        )
+        seconds = tuple(s.forward_s + s.backward_s for s in stages)
+        return PipelinePrice(makespan_s(schedule, costs_of), counts, seconds, used)
+
+    def _in_flight(
+        self, index: int, pipeline: Pipeline, held: Sequence[tuple[float, float]]
+    ) -> tuple[int, ...]:
+        """As 1F1B has it, or fewer where memory is short; the plan's own counts where given."""
+        depth, m = len(pipeline.stages), pipeline.num_microbatches
+        counts: list[int] = []
+        for number, (stage, (fixed, each)) in enumerate(zip(pipeline.stages, held, strict=True)):
+            wanted = stage.in_flight or depth - number
+            rooms = [self._usable(replica) - fixed for replica in stage.replicas]
+            fitting = min(math.floor(room / each) if each else m for room in rooms)
+            if fitting < 1:
+                self.violations.append(
+                    f"pipeline {index}: stage {number} needs {(fixed + each) / 1e9:.4g} GB on each "
+                    f"device and has {min(map(self._usable, stage.replicas)) / 1e9:.4g} GB"
+                )
+            counts.append(max(1, min([wanted, fitting, m, *counts[-1:]])))
+        return tuple(counts)
+
+    def _stage(self, stage: StagePlan, replica: Replica) -> StageCost | None:
+        row = self._row(replica, self._share(stage, replica))
+        if row is None:
+            return None
+        layers = slice(stage.first_layer, stage.last_layer + 1)
+        forward_s = float(row.forward_s[layers].sum())
+        backward_s = float(row.backward_s[layers].sum())
+        held_bytes = float(row.held_bytes[layers].sum())
+        fixed_bytes = float(row.fixed_bytes[layers].sum())
+        if stage.recompute == "full":  # one microbatch's activations at a time, else inputs
+            backward_s += forward_s
+            fixed_bytes += held_bytes
+            before = stage.first_layer - 1
+            held_bytes = float(row.output_bytes[before]) if stage.first_layer else 0.0
+        return StageCost(
+            forward_s, backward_s, activation_bytes=held_bytes, fixed_bytes=fixed_bytes
+        )
+
+    def _share(self, stage: StagePlan, replica: Replica) -> float:
+        """Examples of a microbatch on one row."""
+        return self.examples / sum(r.axis_size("data") for r in stage.replicas)
+
+    def _row(self, replica: Replica, share: float) -> RowCosts | None:
+        ways = len(replica.devices) // replica.axis_size("data")
+        key = replica.group, ways, share
+        if key not in self.rows:
+            self.rows[key] = self.market.costs.row(self.groups[replica.group], ways, share)
+        return self.rows[key]
+
+    def _usable(self, replica: Replica) -> float:
+        return self.market.costs.usable_bytes(self.groups[replica.group])
+
+    def _reserved(self, replica: Replica) -> float:
+        """What the runtime holds on a device."""
+        return self.groups[replica.group].kind.memory_bytes - self._usable(replica)
+
+    # -- transfers ----------------------------------------------------------------------------
+
+    def _hosts(self, replica: Replica) -> tuple[Host, ...]:
+        per_host = self.groups[replica.group].devices_per_host
+        return tuple(sorted({(replica.group, d // per_host) for d in replica.devices}))
+
+    def _crosses(self, one: StagePlan, other: StagePlan) -> bool:
+        """Whether a transfer leaves the host: all but stages on one and the same host."""
+        hosts = {host for stage in (one, other) for r in stage.replicas for host in self._hosts(r)}
+        return len(hosts) > 1
+
+    def _streams(self) -> Mapping[Host, int]:
+        """Per host, how many rows send to other hosts or receive from them."""
+        counts: dict[Host, int] = {}
+        for pipeline in self.plan.pipelines:
+            stages = pipeline.stages
+            for number, stage in enumerate(stages):
+                neighbours = [stages[i] for i in (number - 1, number + 1) if 0 <= i < len(stages)]
+                if any(self._crosses(stage, other) for other in neighbours):
+                    for replica in stage.replicas:
+                        for host in self._hosts(replica):
+                            counts[host] = counts.get(host, 0) + 1
+        return counts
+
+    def _link(self, one: StagePlan, other: StagePlan) -> LinkCost:
+        """The slowest of the streams that carry a microbatch from stage to stage.
+
+        Both directions are alike: an activation, and its gradient.
+        """
+        slowest_s = 0.0
+        for a in one.replicas:
+            row = self._row(a, self._share(one, a))
+            if row is None:
+                continue
+            sent = float(row.output_bytes[one.last_layer])
+            for b in other.replicas:
+                slowest_s = max(slowest_s, self._stream_s(a, b, sent))
+        return LinkCost(slowest_s, slowest_s, overlaps=self.market.overlaps)
+
+    def _stream_s(self, a: Replica, b: Replica, size_bytes: float) -> float:
+        network = self.market.network
+        hosts_a, hosts_b = self._hosts(a), self._hosts(b)
+        ends = self.groups[a.group], self.groups[b.group]
+        if hosts_a == hosts_b and len(hosts_a) == 1:
+            return network.inside_s(ends[0], size_bytes)
+        streams = max(self.streams.get(host, 1) for host in (*hosts_a, *hosts_b))
+        return network.stream_s(*ends, size_bytes, streams)
+
+    def _signature(self, pipeline: Pipeline) -> object:
+        """What tells a pipeline's price: not which devices of a group, but how they lie."""
+        parts: list[object] = [pipeline.num_microbatches]
+        before: StagePlan | None = None
+        for stage in pipeline.stages:
+            rows = tuple((r.group, r.mesh, self._loads(r)) for r in stage.replicas)
+            near = before is not None and not self._crosses(before, stage)
+            parts.append(
+                (stage.first_layer, stage.last_layer, stage.recompute, stage.in_flight, rows, near)
+            )
+            before = stage
+        return tuple(parts)
+
+    def _loads(self, replica: Replica) -> tuple[int, ...]:
+        return tuple(self.streams.get(host, 0) for host in self._hosts(replica))
+
+    # -- once per step ------------------------------------------------------------------------
+
+    def _update_s(self) -> float:
+        seconds = 0.0
+        for _, stage, replica in self._placed():
+            row = self._row(replica, self._share(stage, replica))
+            if row is not None:
+                layers = slice(stage.first_layer, stage.last_layer + 1)
+                seconds = max(seconds, float(row.update_s[layers].sum()))
+        return seconds
+
+    def _placed(self) -> list[tuple[Pipeline, StagePlan, Replica]]:
+        return [
+            (pipeline, stage, replica)
+            for pipeline in self.plan.pipelines
+            for stage in pipeline.stages
+            for replica in stage.replicas
+        ]
+
+    def _sync_s(self) -> float:
+        """Per layer the hosts that hold it and how often; then rings over equal sets of hosts."""
+        layers = self.market.costs.num_layers
+        copies: list[dict[Host, int]] = [{} for _ in range(layers)]
+        size_bytes = [0.0] * layers
+        for _, stage, replica in self._placed():
+            row = self._row(replica, self._share(stage, replica))
+            if row is None:
+                continue
+            ways = len(replica.devices) // replica.axis_size("data")
+            for layer in range(stage.first_layer, stage.last_layer + 1):
+                size = float(row.gradient_bytes[layer]) * ways
+                size_bytes[layer] = max(size_bytes[layer], size)
+                rows = len(replica.devices) // ways
+                hosts = self._hosts(replica)
+                for host in hosts:
+                    here = copies[layer].get(host, 0)
+                    copies[layer][host] = here + max(1, rows // len(hosts))
+        together: dict[tuple[tuple[Host, int], ...], float] = {}
+        for held, size in zip(copies, size_bytes, strict=True):
+            key = tuple(sorted(held.items()))
+            together[key] = together.get(key, 0.0) + size
+        busy_s: dict[Host, float] = {}
+        crosses = False
+        for held_by, size in together.items():
+            seconds = self._ring_s([host for host, _ in held_by], size)
+            crosses |= seconds > 0
+            for host, count in held_by:
+                spent_s = seconds + self._gather_s(host, count, size)
+                busy_s[host] = busy_s.get(host, 0.0) + spent_s
+        overhead_s = self.market.sync_overhead_s if crosses else 0.0
+        return max(busy_s.values(), default=0.0) + overhead_s
+
+    def _ring_s(self, hosts: Sequence[Host], size_bytes: float) -> float:
+        count = len(hosts)
+        if count == 1 or size_bytes == 0:
+            return 0.0
+        names = sorted({name for name, _ in hosts})
+        pairs: list[tuple[DeviceGroup, DeviceGroup]] = [
+            (self.groups[a], self.groups[b])
+            for i, a in enumerate(names)
+            for b in names[i:]
+            if a != b or sum(name == a for name, _ in hosts) > 1
+        ]
+        rate = min(self.market.network.ring_rate(a, b, size_bytes) for a, b in pairs)
+        return 2 * (count - 1) / count * size_bytes / rate
+
+    def _gather_s(self, host: Host, copies: int, size_bytes: float) -> float:
+        """Summing the copies inside a host, and handing the sum back."""
+        if copies == 1 or size_bytes == 0:
+            return 0.0
+        rate = self.market.network.inside_rate(self.groups[host[0]], copies, size_bytes)
+        return 2 * (copies - 1) / copies * size_bytes / rate

@@ -30,6 +30,15 @@ def all_to_all_s(size_bytes: float, devices: int, link: Link | None) -> float:
     return _steps(size_bytes / devices, devices, link, devices - 1)
 
 
+def permute_s(size_bytes: float, link: Link | None) -> float:
+    """Every device sends what it has, `size_bytes`, to one other."""
+    if size_bytes == 0:
+        return 0.0
+    if link is None:
+        raise ValueError("a permutation over several devices needs a link")
+    return link.seconds(size_bytes)
+
+
 def _steps(size_bytes: float, devices: int, link: Link | None, steps: int) -> float:
     """Steps in which every device sends 1/p of `size_bytes` to its neighbour."""
     if devices == 1 or size_bytes == 0:

@@ -1,0 +1,141 @@
+"""The same problem as a linear program with transport edges, by HiGHS. No JAX.
+
+A choice is a variable of its node, summing to one; a pair of choices is a variable of its edge, whose
+rows and columns sum to the choices of the two nodes (Koster, van Hoesel and Kolen 1998). The
+relaxation is nearly always integral; HiGHS branches where it is not. A limit on a second cost
+(memory) is one more row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from hetpass.planner.intra_op.pbqp import Floats, Problem
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Limits of the branching, in nodes, so that equal problems give equal answers."""
+
+    node_limit: int = 2000
+    gap: float = 1e-9
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Attributes:
+    choices: per node; None if nothing is allowed or nothing was found.
+    bound: no answer costs less.
+    branches: nodes of the branching; 1 if the relaxation was integral.
+    status: "optimal", "infeasible" or "limit".
+    """
+
+    choices: tuple[int, ...] | None
+    bound: float
+    branches: int
+    status: str
+
+
+@dataclass(frozen=True, eq=False)
+class Limit:
+    """A second cost of the same nodes and edges, and what it may come to."""
+
+    costs: Problem
+    at_most: float
+
+
+def solved(problem: Problem, limit: Limit | None = None, effort: Effort = Effort()) -> Solved:
+    """The cheapest choices under the limit."""
+    if not problem.nodes:
+        allowed = limit is None or limit.at_most >= 0
+        return Solved(() if allowed else None, 0.0, 0, "optimal" if allowed else "infeasible")
+    program = _Program(problem)
+    scale = program.scale()
+    constraints = [LinearConstraint(program.sums(), program.right, program.right)]
+    if limit is not None:
+        row, unit = program.row(limit.costs), max(limit.at_most, 1.0)
+        constraints.append(LinearConstraint(row[None, :] / unit, -np.inf, limit.at_most / unit))
+    answer = milp(
+        program.objective / scale,
+        integrality=program.integrality,
+        bounds=Bounds(0, 1),
+        constraints=constraints,
+        options={"node_limit": effort.node_limit, "mip_rel_gap": effort.gap},
+    )
+    status = {0: "optimal", 2: "infeasible"}.get(answer.status, "limit")
+    bound = answer.mip_dual_bound if answer.mip_dual_bound is not None else -np.inf
+    if status == "infeasible":
+        bound = np.inf
+    chosen = None if answer.x is None else program.choices(answer.x)
+    return Solved(chosen, float(bound) * scale, int(answer.mip_node_count or 0), status)
+
+
+class _Program:
+    """Variables: allowed choices of all nodes, then allowed pairs of all edges."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.allowed = [np.flatnonzero(np.isfinite(c)) for c in problem.nodes]
+        self.first = np.concatenate([[0], np.cumsum([len(a) for a in self.allowed])])
+        self.pairs: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64]]] = []
+        parts = [c[a] for c, a in zip(problem.nodes, self.allowed, strict=True)]
+        for (i, j), costs in problem.edges.items():
+            inside = costs[np.ix_(self.allowed[i], self.allowed[j])]
+            rows, columns = np.nonzero(np.isfinite(inside))
+            self.pairs.append((i, j, rows, columns))
+            parts.append(inside[rows, columns])
+        self.objective = np.concatenate(parts)
+        self.integrality = np.zeros(len(self.objective))
+        self.integrality[: self.first[-1]] = 1
+        self.right: Floats = np.zeros(0)
+
+    def scale(self) -> float:
+        """So that costs are near one, where HiGHS's tolerances are meant to be."""
+        largest = float(np.abs(self.objective).max(initial=0.0))
+        return largest / 1e3 if largest else 1.0
+
+    def sums(self) -> coo_array:
+        """One row per node, and one per row and per column of every edge."""
+        rows, columns, signs = [], [], []
+        count = len(self.allowed)
+        for node in range(count):
+            variables = np.arange(self.first[node], self.first[node + 1])
+            rows.append(np.full(len(variables), node))
+            columns.append(variables)
+            signs.append(np.ones(len(variables)))
+        variable, row = int(self.first[-1]), count
+        for i, j, one, other in self.pairs:
+            pairs = variable + np.arange(len(one))
+            for node, ends in ((i, one), (j, other)):
+                own = np.arange(len(self.allowed[node]))
+                rows += [row + ends, row + own]
+                columns += [pairs, self.first[node] + own]
+                signs += [np.ones(len(ends)), -np.ones(len(own))]
+                row += len(own)
+            variable += len(one)
+        self.right = np.zeros(row)
+        self.right[:count] = 1
+        return coo_array(
+            (np.concatenate(signs), (np.concatenate(rows), np.concatenate(columns))),
+            shape=(row, variable),
+        ).tocsr()
+
+    def row(self, costs: Problem) -> Floats:
+        """Another cost of the same variables."""
+        parts = [c[a] for c, a in zip(costs.nodes, self.allowed, strict=True)]
+        for (i, j, one, other), key in zip(self.pairs, self.problem.edges, strict=True):
+            table = costs.edges.get(key)
+            inside = None if table is None else table[np.ix_(self.allowed[i], self.allowed[j])]
+            parts.append(np.zeros(len(one)) if inside is None else inside[one, other])
+        return np.concatenate(parts)
+
+    def choices(self, x: Floats) -> tuple[int, ...]:
+        return tuple(
+            int(allowed[np.argmax(x[self.first[node] : self.first[node + 1]])])
+            for node, allowed in enumerate(self.allowed)
+        )

@@ -1,0 +1,40 @@
+"""What a layer is planned for: devices, links, and how often it runs. No JAX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hetpass.cost.analytic import Assumptions
+from hetpass.cost.logical_meshes import LinkedMesh
+from hetpass.ir.devices import DeviceKind
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how often a layer runs.
+
+    Attributes:
+      mesh: the devices, and what links them.
+      kind: of every device.
+      num_microbatches: M, in a step.
+      in_flight: microbatches whose residuals are held at once.
+      recompute: forward runs again before backward, and residuals of one microbatch are held.
+      assumed: shares of peak figures.
+    """
+
+    mesh: LinkedMesh
+    kind: DeviceKind
+    num_microbatches: int = 1
+    in_flight: int = 1
+    recompute: bool = False
+    assumed: Assumptions = field(default_factory=Assumptions)
+
+    @property
+    def held(self) -> int:
+        """So many microbatches' residuals."""
+        return 1 if self.recompute else self.in_flight
+
+    @property
+    def bandwidth(self) -> float:
+        """Of device memory, as reached, bytes per second."""
+        return self.kind.memory_bandwidth * self.assumed.bandwidth

@@ -77,14 +77,15 @@ class Case:
     precision: str
 
     def args(self, dtype: str = "float32") -> tuple[Any, Any]:
-        """Fresh arrays; floats of the given type (or the case's own, if that is coarser)."""
+        """Fresh arrays; floats of the given type. "float32" is the case's own, which may be coarser
+        for the parameters."""
 
         def array(x: Any) -> Any:
             floating = np.issubdtype(x.dtype, np.floating)
             return jnp.asarray(x.astype(dtype) if floating else x)
 
         state, batch = jax.tree.map(array, (self.state, self.batch))
-        if self.precision == "bfloat16":
+        if self.precision == "bfloat16" and dtype == "float32":
             state["params"] = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state["params"])
         return {**state, "key": jax.random.key(self.seed)}, batch
 

@@ -8,6 +8,7 @@ to, not including, 0.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
@@ -179,6 +180,11 @@ def zero_keys(shape: Sequence[int], dtype: Any) -> jax.Array:
     return jax.random.wrap_key_data(jax.numpy.zeros(data.shape, data.dtype), impl=dtype._impl)
 
 
+def key_impl_of(dtype: Any) -> Any:
+    """The PRNG implementation of a key type, as `wrap_key_data` takes it. (See `zero_keys`.)"""
+    return dtype._impl
+
+
 def shard_arrays(array: jax.Array) -> list[jax.Array]:
     """The single-device arrays of an addressable array, in the order of its device assignment.
 
@@ -236,49 +242,102 @@ def define_identity(
 # Shardy, in the stock jaxlib (jaxlib.mlir in 0.10 to 0.12)
 
 
-def operation_sharding_rules(module: Any) -> dict[str, list[tuple[Any, ...]]]:
-    """Function name -> the sharding rules of the operations that map its arguments to its results.
+@dataclass(frozen=True)
+class LoweredOperation:
+    """An operation of a lowered program, as plain data.
 
-    A rule is given only for an operation that reads all of the function's arguments (and constants
-    beside them), and whose results the function returns. Each is (factor sizes, argument factors,
-    result factors, reduction, need-replication and permutation factors).
+    Attributes:
+      name: "stablehlo.dot_general".
+      operands, results: numbers of values.
+      rule: (factor sizes, operand factors, result factors, reduction, need-replication and
+        permutation factors); None if Shardy has none.
+      callee: the function that a call runs.
+      bodies: of control flow.
+    """
+
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    rule: tuple[Any, ...] | None
+    callee: str | None
+    bodies: tuple[LoweredBody, ...]
+
+
+@dataclass(frozen=True)
+class LoweredBody:
+    """A function, or the body of an operation of control flow."""
+
+    arguments: tuple[int, ...]
+    operations: tuple[LoweredOperation, ...]
+    returned: tuple[int, ...]
+
+
+def sharding_rules_of(module: Any) -> tuple[dict[str, LoweredBody], dict[int, tuple[int, ...]]]:
+    """(function name -> its operations with their sharding rules, value -> shape).
+
+    Values are numbered over the whole module.
     """
     from jaxlib.mlir import passmanager
-    from jaxlib.mlir.dialects import sdy
 
-    found: dict[str, list[tuple[Any, ...]]] = {}
     with module.context:
         passes = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
         passmanager.PassManager.parse(passes).run(module.operation)
-        for function in module.body.operations:
-            if not list(function.regions) or not list(function.regions[0].blocks):
-                continue  # a declaration, a mesh
-            block = function.regions[0].blocks[0]
-            name = str(function.attributes["sym_name"]).strip('"')
-            rules = []
-            for operation in block.operations:
-                attributes = operation.operation.attributes
-                if "sdy.sharding_rule" in attributes and _spans(operation.operation, block):
-                    order = _argument_positions(operation.operation, block)
-                    rules.append(_plain_rule(sdy, attributes["sdy.sharding_rule"], order))
-            found[name] = rules
-    return found
+        reader = _ModuleReader()
+        found = {
+            str(function.attributes["sym_name"]).strip('"'): reader.body(function.regions[0])
+            for function in module.body.operations
+            if list(function.regions) and list(function.regions[0].blocks)
+        }
+    return found, reader.shapes
 
 
-def _argument_positions(operation: Any, block: Any) -> list[int]:
-    """Per argument of the function, which operand of the operation it is."""
-    operands = list(operation.operands)
-    return [operands.index(a) if a in operands else -1 for a in block.arguments]
+class _ModuleReader:
+    """Numbers values; reads operations as plain data."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {}
+        self.shapes: dict[int, tuple[int, ...]] = {}
+
+    def value(self, value: Any) -> int:
+        if value not in self.numbers:
+            self.numbers[value] = len(self.numbers)
+            shape = getattr(value.type, "shape", None)
+            if shape is None and "tensor" in str(value.type):
+                from jaxlib.mlir import ir
+
+                shape = ir.RankedTensorType(value.type).shape
+            self.shapes[self.numbers[value]] = tuple(shape or ())
+        return self.numbers[value]
+
+    def body(self, region: Any) -> LoweredBody:
+        block = region.blocks[0]
+        arguments = tuple(map(self.value, block.arguments))
+        operations = list(block.operations)
+        return LoweredBody(
+            arguments,
+            tuple(self.operation(op.operation) for op in operations[:-1]),
+            tuple(map(self.value, operations[-1].operation.operands)),
+        )
+
+    def operation(self, op: Any) -> LoweredOperation:
+        from jaxlib.mlir.dialects import sdy
+
+        rule = None
+        if "sdy.sharding_rule" in op.attributes:
+            rule = _plain_rule(sdy, op.attributes["sdy.sharding_rule"])
+        callee = str(op.attributes["callee"]).lstrip("@") if "callee" in op.attributes else None
+        flow = op.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if")
+        return LoweredOperation(
+            op.name,
+            tuple(map(self.value, op.operands)),
+            tuple(map(self.value, op.results)),
+            rule,
+            callee,
+            tuple(self.body(region) for region in op.regions) if flow else (),
+        )
 
 
-def _spans(operation: Any, block: Any) -> bool:
-    returned = list(list(block.operations)[-1].operation.operands)
-    order = _argument_positions(operation, block)
-    results = list(operation.results)
-    return -1 not in order and len(set(order)) == len(order) and results == returned
-
-
-def _plain_rule(sdy: Any, attribute: Any, order: Sequence[int]) -> tuple[Any, ...]:
+def _plain_rule(sdy: Any, attribute: Any) -> tuple[Any, ...]:
     rule = sdy.OpShardingRuleAttr(attribute)
 
     def factors(mappings: Any) -> tuple[Any, ...]:
@@ -292,7 +351,7 @@ def _plain_rule(sdy: Any, attribute: Any, order: Sequence[int]) -> tuple[Any, ..
 
     return (
         tuple(rule.factor_sizes),
-        tuple(factors(rule.operand_mappings)[k] for k in order),
+        factors(rule.operand_mappings),
         factors(rule.result_mappings),
         frozenset(rule.reduction_factors),
         frozenset(rule.need_replication_factors),

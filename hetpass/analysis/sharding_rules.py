@@ -2,46 +2,109 @@
 
 The stock jaxlib carries Shardy's passes. `sdy-populate-op-sharding-rules` attaches a rule to every
 operation of a lowered module: `([i, k], [k, j]) -> ([i, j]) reduction={k}` for a matrix product.
-Equations are lowered together, each as a function of its own, and their rules read as plain data.
+All distinct equations are lowered in one module, each as a function of its own; where one lowers to
+several operations their rules are composed (`compose_rules`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 
 from hetpass import _jax
 from hetpass._jax import JaxprEqn
-from hetpass.ir.operation_graph import ShardingRule
+from hetpass.analysis.compose_rules import composed_rule
+from hetpass.ir.operation_graph import Factors, ShardingRule
+
+SCALAR_BODIES = frozenset(
+    "reduce reduce_window scatter scatter-add scatter-mul scatter-min scatter-max scatter_add "
+    "scatter_sub scatter-sub select_and_scatter sort".split()
+)
+"""Primitives whose jaxprs combine two elements: no programs of their own."""
+
+
+def holds_program(eqn: JaxprEqn) -> bool:
+    """Whether the equation runs other equations: a loop, a branch, a call."""
+    if eqn.primitive.name in SCALAR_BODIES:
+        return False
+    values = (v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,)))
+    return any(map(_jax.is_jaxpr, values))
 
 
 def sharding_rules(eqns: Sequence[JaxprEqn]) -> tuple[ShardingRule | None, ...]:
-    """One rule per equation; None for one that lowers to several operations, or to none.
+    """One rule per equation, its operands and results as the equation has them.
 
-    All are lowered in one module. Equations of control flow have no rule of their own.
+    None for an equation that runs others, has effects, or cannot be lowered alone: its operands
+    and results stay whole. Factors of size 1 are left out.
     """
-    found: dict[int, ShardingRule] = {}
-    chosen = [k for k, e in enumerate(eqns) if _is_plain(e)]
-    if chosen:
-        named = {f"equation_{k}": eqns[k] for k in chosen}
-        functions = [_function(name, eqn) for name, eqn in named.items()]
-        operands = [_operands(eqn) for eqn in named.values()]
-
-        def together(values: list[list[Any]]) -> list[Any]:
-            return [f(*v) for f, v in zip(functions, values, strict=True)]
-
-        module = jax.jit(together, keep_unused=True).lower(operands).compiler_ir("stablehlo")
-        for name, parts in _jax.operation_sharding_rules(module).items():
-            if name in named and len(parts) == 1:
-                found[int(name.removeprefix("equation_"))] = ShardingRule(*parts[0])
-    return tuple(found.get(k) for k in range(len(eqns)))
+    numbers: dict[Hashable, int] = {}
+    chosen: list[JaxprEqn] = []
+    keys = []
+    for eqn in eqns:
+        key = _key(eqn) if not holds_program(eqn) and not eqn.effects else None
+        keys.append(key)
+        if key is not None and key not in numbers:
+            numbers[key] = len(chosen)
+            chosen.append(eqn)
+    rules = _lowered_rules(chosen)
+    return tuple(None if key is None else rules[numbers[key]] for key in keys)
 
 
-def _is_plain(eqn: JaxprEqn) -> bool:
-    nested = any(_jax.is_jaxpr(p) for p in eqn.params.values())
-    return not nested and not eqn.effects and eqn.primitive.name not in ("cond",)
+def _key(eqn: JaxprEqn) -> Hashable:
+    """Equal for equations of equal rules: what they do, and on values of which types."""
+    avals = tuple(a.aval.str_short() for a in (*eqn.invars, *eqn.outvars))
+    params = tuple((k, str(v)) for k, v in sorted(eqn.params.items()))
+    return eqn.primitive.name, avals, params
+
+
+def _lowered_rules(eqns: Sequence[JaxprEqn]) -> list[ShardingRule | None]:
+    """The rules of distinct equations, all from one module; one by one where that fails."""
+    if not eqns:
+        return []
+    try:
+        return _module_rules(eqns)
+    except Exception:  # whatever a lowering raises; then each stands for itself
+        if len(eqns) == 1:
+            return [None]
+        middle = len(eqns) // 2
+        return _lowered_rules(eqns[:middle]) + _lowered_rules(eqns[middle:])
+
+
+def _module_rules(eqns: Sequence[JaxprEqn]) -> list[ShardingRule | None]:
+    functions = [_function(f"equation_{k}", eqn) for k, eqn in enumerate(eqns)]
+    operands = [_operands(eqn) for eqn in eqns]
+
+    def together(values: list[list[Any]]) -> list[Any]:
+        return [f(*v) for f, v in zip(functions, values, strict=True)]
+
+    module = jax.jit(together, keep_unused=True).lower(operands).compiler_ir("stablehlo")
+    bodies, shapes = _jax.sharding_rules_of(module)
+    rules: list[ShardingRule | None] = []
+    for k, eqn in enumerate(eqns):
+        body = bodies.get(f"equation_{k}")
+        composed = None if body is None else composed_rule(body, bodies, shapes)
+        rules.append(None if composed is None else _without_words(composed, eqn))
+    return rules
+
+
+def _without_words(rule: ShardingRule, eqn: JaxprEqn) -> ShardingRule:
+    """PRNG keys are arrays of words below: their last dimension is no dimension of the value."""
+
+    def trimmed(values: Factors, atoms: Sequence[Any]) -> Factors:
+        return tuple(
+            dims[: len(getattr(a.aval, "shape", ()))] for dims, a in zip(values, atoms, strict=True)
+        )
+
+    return ShardingRule(
+        rule.sizes,
+        trimmed(rule.operands, eqn.invars),
+        trimmed(rule.results, eqn.outvars),
+        rule.reduction,
+        rule.whole,
+        rule.permutation,
+    )
 
 
 def _function(name: str, eqn: JaxprEqn) -> Any:

@@ -188,6 +188,9 @@ class Assignment:
       gathered_once: parameters that are gathered from `at_rest` once per step; others per
         microbatch, in each phase that reads them.
       recompute: forward runs again before backward, and residuals are not held.
+      links: per axis (latency in seconds, bytes per second), by which reshards are routed; () for
+        axes that are all alike.
+      reduce_scatter: reductions may end scattered, in one step.
     """
 
     mesh: Mesh
@@ -197,6 +200,8 @@ class Assignment:
     accumulators: Mapping[int, Layout] = field(default_factory=dict, hash=False)
     gathered_once: frozenset[int] = frozenset()
     recompute: bool = False
+    links: tuple[tuple[float, float], ...] = ()
+    reduce_scatter: bool = True
 
     def __post_init__(self) -> None:
         for name in ("stored", "at_rest", "accumulators"):

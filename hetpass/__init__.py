@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hetpass.errors import HetpassError
     from hetpass.ir.cluster import Cluster, DeviceGroup, DeviceKind, Link
     from hetpass.ir.plan import Plan
+    from hetpass.runtime.distributed.remote_array import fetch
+    from hetpass.runtime.distributed.workers import Workers
 
 __version__ = "0.1.0"
 
@@ -38,6 +40,8 @@ _HOMES = {
     "hetpass.errors": ("HetpassError",),
     "hetpass.ir.cluster": ("Cluster", "DeviceGroup", "DeviceKind", "Link"),
     "hetpass.ir.plan": ("Plan",),
+    "hetpass.runtime.distributed.remote_array": ("fetch",),
+    "hetpass.runtime.distributed.workers": ("Workers",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -52,6 +56,8 @@ __all__ = [
     "Plan",
     "Planned",
     "Traced",
+    "Workers",
+    "fetch",
     "het_parallelize",
     "stage_boundary",
     "verify",

@@ -19,12 +19,14 @@ from typing import Any, Literal
 
 import jax
 
-from hetpass.companion import Companion, Leader
+from hetpass.companion import Companion, LocalLeader
 from hetpass.errors import ClusterError, ExecutionError, PlanError, TraceError
 from hetpass.frontend.boundary import stage_boundary
 from hetpass.frontend.trace import Signature, abstract
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan import Plan
+from hetpass.remote_step import RemoteLeader, call_of
+from hetpass.runtime.distributed.workers import Workers
 from hetpass.stages import Compiled, Options, Planned, Settings, Traced, argument_leaves
 
 __all__ = [
@@ -83,11 +85,10 @@ class HetParallelized:
           TraceError: the step cannot be traced, or the batch cannot be told.
         """
         settings = self.settings
-        program = settings.passes.trace(
-            self._fun, args, kwargs, settings.signature, self._arg_names
-        )
+        call = call_of(self._fun, args, kwargs, settings.signature, self._arg_names)
+        program = call.traced(settings.passes)
         cluster = settings.cluster or Cluster.auto(settings.devices())
-        return Traced(program, cluster, settings)
+        return Traced(program, call, cluster, settings)
 
     def init_state(self, create_fn: Callable[..., Any], *args: Any, batch: Any = None) -> Any:
         """Create the state in place, stage by stage, where the step will want it.
@@ -148,7 +149,7 @@ class HetParallelized:
             batch_axes={},
         )
 
-        def leader() -> Leader:
+        def leader() -> LocalLeader | RemoteLeader:
             if not self._compiled:
                 raise ExecutionError(
                     "HP-RUN-COMPANION",
@@ -235,6 +236,7 @@ def het_parallelize(
     batch_argnums: int | Sequence[int] = (1,),
     donate_argnums: int | Sequence[int] = (0,),
     static_argnums: int | Sequence[int] = (),
+    runtime: Literal["local", "ray"] | Workers = "local",
     options: Options | None = None,
 ) -> Any:
     """Run a train step as a pipeline over unlike device groups; equal to `jax.jit(fun)`.
@@ -254,6 +256,8 @@ def het_parallelize(
       donate_argnums: the arguments that are given away: their arrays must not be used after the
         call. The first argument, by default; `()` to keep it.
       static_argnums: the arguments that are part of the program (hashable).
+      runtime: "local", this process and its devices; "ray", a process per host of each group,
+        started by Ray; or `hp.Workers(...)`, to say more about them.
       options: what is rarely changed.
 
     Returns:
@@ -281,6 +285,7 @@ def het_parallelize(
             batch_axes=(options or Options()).batch_axes,
         ),
         options=options or Options(),
+        workers=_workers(runtime),
     )
 
     def decorate(function: Callable[..., Any]) -> HetParallelized:
@@ -307,6 +312,21 @@ def _checked_count(count: Any) -> int | Literal["auto"]:
             ways_out=["a whole number of at least 1", '"auto"'],
         )
     return count
+
+
+def _workers(runtime: Any) -> Workers | None:
+    if runtime == "local":
+        return None
+    if runtime == "ray":
+        return Workers()
+    if isinstance(runtime, Workers):
+        return runtime
+    raise ExecutionError(
+        "HP-RUN-RUNTIME",
+        f"runtime is {runtime!r:.80}",
+        where="runtime",
+        ways_out=['"local"', '"ray"', "hp.Workers(...)"],
+    )
 
 
 def _indices(value: int | Sequence[int], name: str) -> tuple[int, ...]:

@@ -13,17 +13,31 @@ from hetpass.errors import ExecutionError
 from hetpass.frontend.microbatch import SplitOptions
 from hetpass.frontend.trace import Signature, abstract
 from hetpass.ir.plan import Plan
+from hetpass.ir.program import Layered
 from hetpass.pipeline import Passes
+from hetpass.remote_step import Call, RemoteLeader, call_of
 from hetpass.runtime.local import LocalRuntime
 
 
 @dataclass(frozen=True)
-class Leader:
+class LocalLeader:
     """A compiled step, and the plan and devices that it was compiled with."""
 
     compiled: CompiledStep
     plan: Plan
     devices: Mapping[str, Sequence[jax.Device]]
+
+    @property
+    def runtime(self) -> object:
+        """What is compiled once for."""
+        return self.compiled
+
+    def beside(
+        self, call: Call, layered: Layered, arguments: Sequence[Any], passes: Passes
+    ) -> LocalRuntime:
+        """Another step, near the arrays that live on the leader's stages already."""
+        step = passes.compile_beside(layered, self.compiled, self.plan, self.devices, arguments)
+        return LocalRuntime(step)
 
 
 class Companion:
@@ -39,14 +53,14 @@ class Companion:
         passes: Passes,
         signature: Signature,
         num_microbatches: int,
-        leader: Callable[[], Leader],
+        leader: Callable[[], LocalLeader | RemoteLeader],
     ) -> None:
         self._fun = fun
         self._passes = passes
         self._signature = signature
         self._num_microbatches = num_microbatches
         self._leader = leader
-        self._compiled: dict[Any, tuple[LocalRuntime, Any, Any]] = {}
+        self._compiled: dict[Any, tuple[Any, Any, Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it.
@@ -57,7 +71,7 @@ class Companion:
         leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
         avals = tuple(abstract(leaf) for leaf in leaves)
         leader = self._leader()
-        key = (tree, tuple((a.shape, a.dtype, a.weak_type) for a in avals), id(leader.compiled))
+        key = (tree, tuple((a.shape, a.dtype, a.weak_type) for a in avals), id(leader.runtime))
         if key not in self._compiled:
             self._compiled[key] = self._compile(args, kwargs, leaves, leader)
         runtime, in_tree, out_tree = self._compiled[key]
@@ -72,11 +86,10 @@ class Companion:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         leaves: Sequence[Any],
-        leader: Leader,
-    ) -> tuple[LocalRuntime, Any, Any]:
-        traced = self._passes.trace(self._fun, args, kwargs, self._signature, ())
+        leader: LocalLeader | RemoteLeader,
+    ) -> tuple[Any, Any, Any]:
+        call = call_of(self._fun, args, kwargs, self._signature, ())
+        traced = call.traced(self._passes)
         layered = self._passes.layers(traced, self._num_microbatches, SplitOptions())
-        step = self._passes.compile_beside(
-            layered, leader.compiled, leader.plan, leader.devices, leaves
-        )
-        return LocalRuntime(step), traced.in_tree, traced.out_tree
+        runtime = leader.beside(call, layered, leaves, self._passes)
+        return runtime, traced.in_tree, traced.out_tree

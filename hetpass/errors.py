@@ -36,6 +36,11 @@ class HetpassError(Exception):
         self.ways_out = tuple(ways_out)
         super().__init__(self._message())
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors travel between processes."""
+        parts = (self.code, self.what, self.where, self.details, self.ways_out)
+        return (_error_again, (type(self), *parts))
+
     def _message(self) -> str:
         lines = [f"[{self.code}] {self.what}"]
         if self.where:
@@ -45,6 +50,17 @@ class HetpassError(Exception):
             lines.append("  ways out:")
             lines += [f"    - {line}" for line in self.ways_out]
         return "\n".join(lines)
+
+
+def _error_again(
+    sort: type[HetpassError],
+    code: str,
+    what: str,
+    where: str,
+    details: tuple[str, ...],
+    ways_out: tuple[str, ...],
+) -> HetpassError:
+    return sort(code, what, where=where, details=details, ways_out=ways_out)
 
 
 class ClusterError(HetpassError):
@@ -73,6 +89,10 @@ class ScheduleError(HetpassError):
 
 class ExecutionError(HetpassError):
     """A call that does not fit the compiled step, or a run that failed: HP-RUN-…"""
+
+
+class ToolError(HetpassError):
+    """A command line that cannot be followed: HP-TOOL-…"""
 
 
 class VerificationError(Exception):

@@ -27,6 +27,7 @@ from hetpass.frontend.trace import Signature, trace
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan import Plan
 from hetpass.ir.program import Layered, Staged, StepProgram, Traced
+from hetpass.ir.schedule import Schedule
 from hetpass.ir.timeline import Timeline
 from hetpass.ir.verify import verify
 from hetpass.planner.default import default_plan
@@ -150,11 +151,7 @@ class Passes:
     def compile(
         self, staged: Staged, plan: Plan, devices: Mapping[str, Sequence[jax.Device]]
     ) -> CompiledStep:
-        schedule = plan_schedule(
-            plan,
-            has_backward=any(f.role in ("backward", "weight") for f in staged.fragments),
-            num_microbatches=staged.num_microbatches,
-        )
+        schedule = step_schedule(staged, plan)
         return self._run(
             "compile",
             lambda: compile(staged, plan, devices, schedule, clock=time.perf_counter),
@@ -182,13 +179,24 @@ class Passes:
                 stage = stage_of.get(frozenset(value.sharding.device_set))
                 if stage is not None:
                     homes[number] = stage
-        stages = stages_beside(layered, homes, len(leader.meshes))
-        staged = self._run(
-            "partition", lambda: partition_layers(layered, stages, len(leader.meshes), homes)
-        )
+        staged, own_plan = self.partition_beside(layered, homes, plan)
+        return self.compile(staged, own_plan, devices)
+
+    def partition_beside(
+        self, layered: Layered, homes: Mapping[int, int], plan: Plan
+    ) -> tuple[Staged, Plan]:
+        """A step cut for the stages of another step's plan, and that plan with its schedule.
+
+        Args:
+          homes: flat input -> stage, for inputs that already live somewhere.
+          plan: of the other step.
+        """
+        count = len(plan.pipelines[0].stages)
+        stages = stages_beside(layered, homes, count)
+        staged = self._run("partition", lambda: partition_layers(layered, stages, count, homes))
         shared = len(set(plan.lane_of)) < len(plan.lane_of)
         schedule = "auto" if shared else DEFAULT_SCHEDULE
-        return self.compile(staged, replace(plan, schedule=schedule, tasks=()), devices)
+        return staged, replace(plan, schedule=schedule, tasks=())
 
     def _run(self, name: str, function: Callable[[], T]) -> T:
         began = time.perf_counter()
@@ -200,6 +208,15 @@ class Passes:
         if self.observer is not None:
             self.observer(PassRecord(name, value, seconds))
         return value
+
+
+def step_schedule(staged: Staged, plan: Plan) -> Schedule:
+    """The schedule that a decided plan says, for a step cut by it or for its stages."""
+    return plan_schedule(
+        plan,
+        has_backward=any(f.role in ("backward", "weight") for f in staged.fragments),
+        num_microbatches=staged.num_microbatches,
+    )
 
 
 def stage_costs(layered: Layered, plan: Plan, cluster: Cluster) -> PipelineCosts:

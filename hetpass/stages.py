@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from hetpass.analysis.explain import explain
 from hetpass.analysis.fingerprint import fingerprint
-from hetpass.backend.report import FragmentReport, report
-from hetpass.companion import Leader
+from hetpass.backend.report import FragmentReport
+from hetpass.companion import LocalLeader
 from hetpass.errors import ExecutionError, TraceError
 from hetpass.frontend.microbatch import SplitOptions
 from hetpass.frontend.trace import Signature
@@ -23,9 +22,10 @@ from hetpass.ir.plan import Plan
 from hetpass.ir.timeline import Timeline
 from hetpass.pictures.plot_timelines import plot_timelines
 from hetpass.pipeline import Observer, Passes, planned_timeline
-from hetpass.runtime.create import create, input_shardings
+from hetpass.remote_step import Call, RemoteLeader, compile_remote
+from hetpass.runtime.distributed.driver import DistributedRuntime
+from hetpass.runtime.distributed.workers import Workers
 from hetpass.runtime.local import LocalRuntime, Record
-from hetpass.runtime.measure import measure
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `het_parallelize`."""
+    """The arguments of `het_parallelize`; `workers`: None for the local runtime."""
 
     cluster: Cluster | None
     num_microbatches: int | Literal["auto"]
@@ -80,6 +80,7 @@ class Settings:
     plan: Plan | str | None
     signature: Signature
     options: Options
+    workers: Workers | None = None
 
     @property
     def passes(self) -> Passes:
@@ -98,11 +99,12 @@ class Traced:
     """A step as one jaxpr, for one set of argument shapes. Prints as text.
 
     Attributes:
-      program: the traced step.
+      program: the traced step. call: what it was traced from.
       cluster: that plans are made for.
     """
 
     program: ir.Traced
+    call: Call = field(repr=False)
     cluster: Cluster
     settings: Settings = field(repr=False)
 
@@ -228,9 +230,13 @@ class Planned:
           ClusterError: the process has too few devices for the cluster.
           PlanError: shapes do not divide by the plan's meshes.
         """
-        settings = self.traced.settings
-        devices = self.traced.cluster.bind(settings.devices())
+        settings, cluster = self.traced.settings, self.traced.cluster
         staged = settings.passes.partition(self.layered, self.plan)
+        if settings.workers is not None:
+            talk = settings.workers.talk(cluster)
+            call, split = self.traced.call, settings.options.split
+            return Compiled(self, compile_remote(talk, call, split, staged, self.plan, cluster))
+        devices = cluster.bind(settings.devices())
         step = settings.passes.compile(staged, self.plan, devices)
         return Compiled(self, LocalRuntime(step))
 
@@ -248,7 +254,7 @@ class Compiled:
     """
 
     planned: Planned
-    runtime: LocalRuntime
+    runtime: LocalRuntime | DistributedRuntime
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step; arrays are returned before they are ready, as from `jax.jit`.
@@ -266,7 +272,7 @@ class Compiled:
     def timeline(self, *args: Any, **kwargs: Any) -> tuple[Any, Timeline]:
         """One step, waited for: its result, and what every lane and link did, as measured."""
         leaves = self._leaves(args, kwargs)
-        results, timeline = measure(self.runtime, leaves, self.planned.plan.lane_names)
+        results, timeline = self.runtime.measured(leaves, self.planned.plan.lane_names)
         return self._result(results), timeline
 
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -293,35 +299,30 @@ class Compiled:
         Raises:
           ExecutionError: `create_fn` returns another structure, shape or type than traced.
         """
-        leaves, tree = jax.tree.flatten(args)
-
-        def flat(*values: Any) -> Any:
-            return create_fn(*jax.tree.unflatten(tree, values))
-
-        jaxpr, state = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+        state = jax.eval_shape(create_fn, *args)
         program = self.planned.traced.program
         inputs = argument_leaves(program)
         numbers = [i for i, leaf in enumerate(inputs) if leaf.argnum == 0]
         _check_state(program, [inputs[i] for i in numbers], state)
-        # A leaf that the step does not use lives beside the others: with the first stage's.
-        elsewhere = NamedSharding(self.runtime.compiled.meshes[0], PartitionSpec())
-        wanted = input_shardings(self.runtime.compiled)
-        made = create(jaxpr, leaves, [wanted[i] or elsewhere for i in numbers])
+        made = self.runtime.create(create_fn, args, numbers)
         return jax.tree.unflatten(jax.tree.structure(state), made)
 
-    def leader(self) -> Leader:
+    def leader(self) -> LocalLeader | RemoteLeader:
+        """For a companion: this step's plan and placement."""
         traced = self.planned.traced
+        if isinstance(self.runtime, DistributedRuntime):
+            return RemoteLeader(self.runtime, self.planned.plan)
         devices = traced.cluster.bind(traced.settings.devices())
-        return Leader(self.runtime.compiled, self.planned.plan, devices)
+        return LocalLeader(self.runtime.compiled, self.planned.plan, devices)
 
     def report(self) -> tuple[FragmentReport, ...]:
         """Memory, collectives and compile seconds of every fragment, from the compiler."""
-        return report(self.runtime.compiled)
+        return self.runtime.reports()
 
     @property
     def staged(self) -> ir.Staged:
         """The fragments, slots and transfers."""
-        return self.runtime.compiled.staged
+        return self.runtime.staged
 
     def __str__(self) -> str:
         return f"{self.planned.explain()}\n{self.staged}"

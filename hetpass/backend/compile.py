@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetpass._jax import ShapedArray
 from hetpass.backend.lower import StageProgram, finish_results, lower
-from hetpass.backend.reshard import Placement, Reshard, placement, plan_reshard
+from hetpass.backend.reshard import Placement, Reshard, placement, plan_reshard, put
 from hetpass.backend.shard import slot_shardings, stage_meshes, stage_replicas, stored_aval
 from hetpass.ir.plan import Plan, Replica
 from hetpass.ir.program import FromInput, FromSlot, Staged
@@ -93,7 +93,8 @@ def compile(
         placement(inputs[f.input].aval.shape, staged.slots[f.slot], count, shardings[f.slot])
         for f in staged.feeds
     )
-    build = _Build(staged, meshes, avals, shardings, _undonatable(staged, links), clock)
+    kept = undonatable(staged, [link.aliases for link in links])
+    build = Build(staged, dict(enumerate(meshes)), avals, dict(enumerate(shardings)), kept, clock)
     return CompiledStep(
         staged=staged,
         schedule=schedule,
@@ -104,7 +105,7 @@ def compile(
         executables=build.all(lower(staged, replicas), threads),
         links=links,
         placements=placements,
-        numbers=tuple(_numbers(mesh, count) for mesh in meshes),
+        numbers=tuple(microbatch_numbers(mesh, count) for mesh in meshes),
     )
 
 
@@ -118,13 +119,18 @@ def _link(
     return plan_reshard(shardings[source], shardings[target], avals[source].shape, itemsize)
 
 
-def _numbers(mesh: Mesh, count: int) -> tuple[jax.Array, ...]:
+def microbatch_numbers(mesh: Mesh, count: int) -> tuple[jax.Array, ...]:
+    """m as an int32 scalar on every device of the mesh, for every m."""
     everywhere = NamedSharding(mesh, PartitionSpec())
-    return tuple(jax.device_put(np.int32(m), everywhere) for m in range(count))
+    return tuple(put(np.asarray(m, np.int32), everywhere) for m in range(count))
 
 
-def _undonatable(staged: Staged, links: Sequence[Reshard]) -> frozenset[int]:
-    """Slots whose arrays someone else holds: the caller, another stage, or the results."""
+def undonatable(staged: Staged, aliases: Sequence[bool]) -> frozenset[int]:
+    """Slots whose arrays someone else holds: the caller, another stage, or the results.
+
+    Args:
+      aliases: per transfer, whether what arrives may share buffers with what was sent.
+    """
     inputs = staged.layered.program.traced.inputs
     returned = {r.input for r in staged.results if isinstance(r, FromInput)}
     kept = {r.slot for r in staged.results if isinstance(r, FromSlot)}
@@ -133,19 +139,26 @@ def _undonatable(staged: Staged, links: Sequence[Reshard]) -> frozenset[int]:
         for feed in staged.feeds
         if not inputs[feed.input].donated or feed.input in returned
     }
-    for transfer, link in zip(staged.transfers, links, strict=True):
+    for transfer, shared in zip(staged.transfers, aliases, strict=True):
         kept.add(transfer.source)
-        if link.aliases:
+        if shared:
             kept.add(transfer.target)
     return frozenset(kept)
 
 
 @dataclass(frozen=True)
-class _Build:
+class Build:
+    """Compiles programs of the stages whose meshes are here.
+
+    Attributes:
+      meshes: by stage. shardings: by slot.
+      avals: per slot. kept: slots that are never donated.
+    """
+
     staged: Staged
-    meshes: tuple[Mesh, ...]
+    meshes: Mapping[int, Mesh]
     avals: tuple[ShapedArray, ...]
-    shardings: tuple[NamedSharding, ...]
+    shardings: Mapping[int, NamedSharding]
     kept: frozenset[int]
     clock: Clock | None
 
@@ -171,7 +184,7 @@ class _Build:
     def _key(self, program: StageProgram, lowered: jax.stages.Lowered) -> object:
         """Equal for equal programs of stages on one mesh: they are compiled once."""
         mesh = self.meshes[program.stage]
-        if sum(other is mesh for other in self.meshes) == 1:
+        if sum(other is mesh for other in self.meshes.values()) == 1:
             return object()
         weak = tuple(self.avals[slot].weak_type for slot in program.results)
         return mesh, weak, lowered.as_text()

@@ -8,8 +8,9 @@ that each byte crosses between the groups once.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Box = tuple[tuple[int, int], ...]
@@ -77,6 +78,30 @@ def assemblies(sources: Mapping[int, Box], targets: Mapping[int, Box]) -> tuple[
         pieces.sort(key=lambda piece: piece.box)
         made.append(Assembly(device, box, tuple(pieces)))
     return (*made, *copied)
+
+
+def mesh_boxes(
+    names: Sequence[Sequence[str]], axes: Mapping[str, int], shape: Sequence[int]
+) -> tuple[Box, ...]:
+    """The box of every device of a mesh, devices in row-major order of the mesh's axes.
+
+    Args:
+      names: per dimension, the mesh axes that cut it, the major one first; dimensions beyond are
+        whole.
+      axes: sizes of the mesh's axes, in order.
+      shape: of the value; cut dimensions divide.
+    """
+    boxes = []
+    for place in itertools.product(*(range(size) for size in axes.values())):
+        at = dict(zip(axes, place, strict=True))
+        box = []
+        for dim, size in enumerate(shape):
+            part, parts = 0, 1
+            for name in names[dim] if dim < len(names) else ():
+                part, parts = part * axes[name] + at[name], parts * axes[name]
+            box.append((size // parts * part, size // parts * (part + 1)))
+        boxes.append(tuple(box))
+    return tuple(boxes)
 
 
 def intersection(left: Box, right: Box) -> Box | None:

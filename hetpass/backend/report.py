@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from hetpass.backend.compile import CompiledStep, Executable
 
@@ -73,10 +72,11 @@ class FragmentReport:
 
 def report(compiled: CompiledStep) -> tuple[FragmentReport, ...]:
     """One per executable, in their order."""
-    return tuple(_fragment_report(executable) for executable in compiled.executables)
+    return tuple(fragment_report(executable) for executable in compiled.executables)
 
 
-def _fragment_report(executable: Executable) -> FragmentReport:
+def fragment_report(executable: Executable) -> FragmentReport:
+    """Of one executable."""
     program, memory = executable.program, executable.call.memory_analysis()
     text = executable.call.as_text() or ""
     return FragmentReport(
@@ -87,7 +87,7 @@ def _fragment_report(executable: Executable) -> FragmentReport:
         output_bytes=int(getattr(memory, "output_size_in_bytes", 0)),
         temporary_bytes=int(getattr(memory, "temp_size_in_bytes", 0)),
         alias_bytes=int(getattr(memory, "alias_size_in_bytes", 0)),
-        collectives=MappingProxyType(collectives(text)),
+        collectives=collectives(text),
         compile_s=executable.compile_s,
     )
 

@@ -225,13 +225,23 @@ class Placement:
             host = np.array(value, dtype=self.dtype)
             if self.cut is not None:
                 host = np.ascontiguousarray(split_batch(host, *self.cut))
-            return jax.device_put(host, self.target)
+            return put(host, self.target)
         if self.cut is not None:
             value = _splitter(self.cut)(value)
         elif value.sharding is self.target or value.sharding == self.target:
             return value
         itemsize = getattr(value.dtype, "itemsize", 0)
         return plan_reshard(value.sharding, self.target, value.shape, itemsize)(value)
+
+
+def put(host: np.ndarray, target: NamedSharding) -> jax.Array:
+    """The array on the target's devices; every process of a mesh gives the same array.
+
+    (`device_put` onto other processes' devices would first compare the arrays of all processes.)
+    """
+    if target.is_fully_addressable:
+        return jax.device_put(host, target)
+    return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
 
 
 @lru_cache(maxsize=256)

@@ -211,16 +211,14 @@ def _mesh(stage: int, replica: Replica, devices: Mapping[str, Sequence[jax.Devic
     return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
 
-def slot_shardings(
-    staged: Staged, plan: Plan, replicas: Sequence[Replica], meshes: Sequence[Mesh]
-) -> tuple[NamedSharding, ...]:
-    """One per slot, on its stage's mesh. State that comes back has the sharding it went in with."""
+def slot_specs(
+    staged: Staged, plan: Plan, replicas: Sequence[Replica]
+) -> tuple[PartitionSpec, ...]:
+    """One per slot, over the axes of its stage's mesh. State that comes back has the spec it went
+    in with."""
     stages = plan.pipelines[0].stages
-    shardings = [
-        NamedSharding(
-            meshes[slot.stage],
-            slot_sharding(slot, replicas[slot.stage], stages[slot.stage].shardings.get(slot.name)),
-        )
+    specs = [
+        slot_sharding(slot, replicas[slot.stage], stages[slot.stage].shardings.get(slot.name))
         for slot in staged.slots
     ]
     feeds = {feed.input: feed.slot for feed in staged.feeds}
@@ -230,5 +228,16 @@ def slot_shardings(
             continue
         before, after = staged.slots[feeds[source]], staged.slots[result.slot]
         if before.stage == after.stage and not before.stacked:
-            shardings[after.index] = shardings[before.index]
-    return tuple(shardings)
+            specs[after.index] = specs[before.index]
+    return tuple(specs)
+
+
+def slot_shardings(
+    staged: Staged, plan: Plan, replicas: Sequence[Replica], meshes: Sequence[Mesh]
+) -> tuple[NamedSharding, ...]:
+    """One per slot, on its stage's mesh: `slot_specs`, bound to devices."""
+    specs = slot_specs(staged, plan, replicas)
+    return tuple(
+        NamedSharding(meshes[slot.stage], spec)
+        for slot, spec in zip(staged.slots, specs, strict=True)
+    )

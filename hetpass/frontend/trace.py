@@ -106,7 +106,7 @@ def abstract(value: Any, path: str = "argument") -> _jax.ShapedArray:
         dtype = jax.dtypes.canonicalize_dtype(value.dtype) if _plain(value.dtype) else value.dtype
         return _jax.ShapedArray(tuple(value.shape), dtype, weak_type=weak)
     try:
-        aval = jax.typeof(value)
+        aval = value.aval if lives_elsewhere(value) else jax.typeof(value)
     except TypeError:
         aval = None
     if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
@@ -121,6 +121,11 @@ def abstract(value: Any, path: str = "argument") -> _jax.ShapedArray:
             ],
         )
     return _jax.ShapedArray(aval.shape, aval.dtype, weak_type=bool(aval.weak_type))
+
+
+def lives_elsewhere(value: Any) -> bool:
+    """Whether it is an array of other processes: it knows its aval, and is no `jax.Array`."""
+    return hasattr(value, "aval") and not isinstance(value, (jax.Array, jax.core.Tracer))
 
 
 def _plain(dtype: Any) -> bool:

@@ -7,15 +7,16 @@ whole state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetpass._jax import drop_dead_code, open_jaxpr
 from hetpass.backend.compile import CompiledStep
-from hetpass.backend.reshard import plan_reshard
+from hetpass.backend.reshard import plan_reshard, put
 
 
 def input_shardings(compiled: CompiledStep) -> tuple[NamedSharding | None, ...]:
@@ -44,15 +45,16 @@ def create(
     for number, sharding in enumerate(shardings):
         by_mesh.setdefault(sharding.mesh, []).append(number)
     for mesh, numbers in by_mesh.items():
-        made = _create_on(mesh, jaxpr, arguments, {n: shardings[n] for n in numbers})
+        made = create_on(mesh, jaxpr, arguments, {n: shardings[n] for n in numbers})
         for number, leaf in zip(numbers, made, strict=True):
             results[number] = leaf
     return results
 
 
-def _create_on(
-    mesh: Mesh, jaxpr: Any, arguments: Sequence[Any], wanted: dict[int, NamedSharding]
+def create_on(
+    mesh: Mesh, jaxpr: Any, arguments: Sequence[Any], wanted: Mapping[int, NamedSharding]
 ) -> Sequence[jax.Array]:
+    """Some outputs of a closed jaxpr, by number and in their order, all on one mesh."""
     whole, consts = open_jaxpr(jaxpr)
     keep = [number in wanted for number in range(len(whole.outvars))]
     part, used = drop_dead_code(whole, keep, [False] * len(whole.invars))
@@ -69,6 +71,11 @@ def _create_on(
 
 def _on(sharding: NamedSharding, value: Any) -> jax.Array:
     if not isinstance(value, jax.Array):
-        return jax.device_put(value, sharding)
+        return put(np.asarray(value), sharding)
+    if not sharding.is_fully_addressable:
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            data = put(np.asarray(jax.random.key_data(value)), sharding)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+        return put(np.asarray(value), sharding)
     itemsize = getattr(value.dtype, "itemsize", 0)
     return plan_reshard(value.sharding, sharding, value.shape, itemsize)(value)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import jax
 
-from hetpass.backend.compile import CompiledStep, Executable
+from hetpass.backend.compile import Executable
 from hetpass.errors import ScheduleError
-from hetpass.ir.program import Slot
-from hetpass.ir.schedule import Task, TaskKind
+from hetpass.ir.program import Slot, Staged
+from hetpass.ir.schedule import Schedule, Task, TaskKind
 
 _ROLES = {"F": "forward", "B": "backward", "W": "weight"}
 
@@ -43,12 +43,14 @@ class Run:
 class Move:
     """Sends one cell's array to another stage.
 
-    `stages`: from and to. `microbatch`: None for what is sent once per step.
+    `transfer`: its position among the program's. `stages`: from and to. `microbatch`: None for
+    what is sent once per step.
     """
 
     call: Callable[[jax.Array], jax.Array]
     source: int
     target: int
+    transfer: int
     stages: tuple[int, int]
     microbatch: int | None
     drops: tuple[int, ...] = ()
@@ -82,7 +84,23 @@ class Dispatch:
     instructions: tuple[Instruction, ...]
 
 
-def dispatch(compiled: CompiledStep) -> Dispatch:
+class Dispatched(Protocol):
+    """What dispatching needs of a compiled step: `CompiledStep`, or a process's part of one, whose
+    calls and numbers of other processes' stages are never used."""
+
+    @property
+    def staged(self) -> Staged: ...
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def executables(self) -> Sequence[Executable]: ...
+    @property
+    def links(self) -> Sequence[Callable[[jax.Array], jax.Array]]: ...
+    @property
+    def numbers(self) -> Sequence[Sequence[jax.Array]]: ...
+
+
+def dispatch(compiled: Dispatched) -> Dispatch:
     """The instructions of one step: prologue, starts, tasks, epilogue, with their transfers.
 
     A stage never holds more microbatches than the schedule says: before the forward of microbatch
@@ -97,7 +115,7 @@ def dispatch(compiled: CompiledStep) -> Dispatch:
     return _Assembler(compiled).made()
 
 
-def _check_sizes(compiled: CompiledStep) -> None:
+def _check_sizes(compiled: Dispatched) -> None:
     staged, schedule = compiled.staged, compiled.schedule
     wanted = (staged.num_stages, staged.num_microbatches)
     given = (schedule.num_stages, schedule.num_microbatches)
@@ -115,7 +133,7 @@ def _check_sizes(compiled: CompiledStep) -> None:
 class _Assembler:
     """Builds one Dispatch; used once."""
 
-    def __init__(self, compiled: CompiledStep) -> None:
+    def __init__(self, compiled: Dispatched) -> None:
         self.compiled = compiled
         self.count = compiled.staged.num_microbatches
         self.slots, next_cell = _slot_cells(compiled.staged.slots, self.count)
@@ -126,9 +144,9 @@ class _Assembler:
         self.written: set[int] = set()
         self.by_role = _by_role(compiled.executables)
         self.held = compiled.schedule.held()
-        self.sends: dict[int, list[tuple[int, Any]]] = {}
-        for transfer, link in zip(compiled.staged.transfers, compiled.links, strict=True):
-            self.sends.setdefault(transfer.source, []).append((transfer.target, link))
+        self.sends: dict[int, list[int]] = {}
+        for number, transfer in enumerate(compiled.staged.transfers):
+            self.sends.setdefault(transfer.source, []).append(number)
 
     def made(self) -> Dispatch:
         runs = list(self._runs())
@@ -188,10 +206,12 @@ class _Assembler:
     def _written(self, slot: int, number: int | None) -> None:
         cell = self._cell(slot, number)
         self.written.add(cell)
-        for target, link in self.sends.get(slot, ()):
-            slots = self.compiled.staged.slots
+        slots = self.compiled.staged.slots
+        for transfer in self.sends.get(slot, ()):
+            target = self.compiled.staged.transfers[transfer].target
             stages = (slots[slot].stage, slots[target].stage)
-            self.instructions.append(Move(link, cell, self._cell(target, number), stages, number))
+            link, there = self.compiled.links[transfer], self._cell(target, number)
+            self.instructions.append(Move(link, cell, there, transfer, stages, number))
             self._written(target, number)
 
     def _bound(self, task: Task) -> None:

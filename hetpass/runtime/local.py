@@ -15,13 +15,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hetpass._jax import with_weak_type
 from hetpass.backend.compile import CompiledStep
+from hetpass.backend.report import FragmentReport, report
 from hetpass.backend.reshard import Placement
 from hetpass.errors import ExecutionError
-from hetpass.ir.program import FromInput, FromLiteral, FromSlot, InputLeaf
+from hetpass.ir.program import FromInput, FromLiteral, FromSlot, InputLeaf, Staged
+from hetpass.ir.timeline import Timeline
+from hetpass.runtime.create import create, input_shardings
 from hetpass.runtime.dispatch import Dispatch, Move, Run, dispatch
+from hetpass.runtime.measure import measure
 from hetpass.runtime.recorder import Observe, Recorder
 
 Record = Callable[[str, int, float, float], None]
@@ -78,7 +83,7 @@ class LocalRuntime:
         object.__setattr__(self, "_feeds", tuple(f for f in feeds if f.input < num_arguments))
         object.__setattr__(self, "_cells", tuple(cells))
         object.__setattr__(self, "_given_away", tuple(sorted(given_away - returned)))
-        object.__setattr__(self, "_copied", _repeated_inputs(staged.results))
+        object.__setattr__(self, "_copied", repeated_inputs(staged.results))
 
     def __call__(self, arguments: Sequence[Any], record: Record | None = None) -> list[jax.Array]:
         """One step. Returns at once; the arrays are ready when their computations are.
@@ -121,6 +126,43 @@ class LocalRuntime:
                 value.delete()
         return results
 
+    # -- what every runtime has ---------------------------------------------------------------
+
+    @property
+    def staged(self) -> Staged:
+        """The fragments, slots and transfers."""
+        return self.compiled.staged
+
+    def measured(
+        self, arguments: Sequence[Any], lane_names: Sequence[str]
+    ) -> tuple[list[jax.Array], Timeline]:
+        """One step, waited for, and what every lane and link did in it."""
+        return measure(self.compiled, self.program, self.observed, arguments, lane_names)
+
+    def create(
+        self, create_fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[int]
+    ) -> list[jax.Array]:
+        """The leaves of a state, made where the step wants them.
+
+        Args:
+          create_fn, args: its result is the state.
+          inputs: per leaf, the flat input of the step that it is.
+        """
+        leaves, tree = jax.tree.flatten(tuple(args))
+        jaxpr = jax.make_jaxpr(lambda *values: create_fn(*jax.tree.unflatten(tree, values)))(
+            *leaves
+        )
+        # A leaf that the step does not use lives beside the others: with the first stage's.
+        elsewhere = NamedSharding(self.compiled.meshes[0], PartitionSpec())
+        wanted = input_shardings(self.compiled)
+        return create(jaxpr, leaves, [wanted[number] or elsewhere for number in inputs])
+
+    def reports(self) -> tuple[FragmentReport, ...]:
+        """Memory, collectives and compile seconds of every fragment, from the compiler."""
+        return report(self.compiled)
+
+    # -- a call -------------------------------------------------------------------------------
+
     @property
     def _num_constants(self) -> int:
         return len(self.compiled.staged.layered.program.traced.constants)
@@ -150,7 +192,7 @@ class LocalRuntime:
         return jnp.asarray(np.array(given), traced.inputs[number].aval.dtype)
 
 
-def _repeated_inputs(results: Sequence[Any]) -> frozenset[int]:
+def repeated_inputs(results: Sequence[Any]) -> frozenset[int]:
     """Output leaves that return an input which an earlier leaf returns: they get a copy."""
     seen: set[int] = set()
     repeated = set()
@@ -204,7 +246,7 @@ def check_arguments(arguments: Sequence[Any], leaves: Sequence[InputLeaf]) -> No
             dtype = jax.dtypes.canonicalize_dtype(value.dtype)
             if dtype != leaf.aval.dtype:
                 raise _misfit(leaf, str(dtype), str(leaf.aval.dtype))
-        if not isinstance(value, jax.Array):
+        if not hasattr(value, "is_deleted"):  # no jax.Array, nor an array of another process
             continue
         if value.dtype != leaf.aval.dtype:
             raise _misfit(leaf, str(value.dtype), str(leaf.aval.dtype))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from hetpass.backend.compile import CompiledStep
 from hetpass.ir.schedule import TaskKind
 from hetpass.ir.timeline import MemoryCurve, Span, SpanKind, Timeline
 from hetpass.runtime.dispatch import Dispatch, Move, Run, Wait
-from hetpass.runtime.local import LocalRuntime
+from hetpass.runtime.recorder import Observe
 
 _KINDS: Mapping[str, TaskKind] = {"forward": "F", "backward": "B", "weight": "W"}
 
@@ -20,7 +20,11 @@ _Seen = tuple[Run | Move, float, float]
 
 
 def measure(
-    runtime: LocalRuntime, arguments: Sequence[Any], lane_names: Sequence[str]
+    compiled: CompiledStep,
+    program: Dispatch,
+    observed: Callable[[Sequence[Any], Observe], list[jax.Array]],
+    arguments: Sequence[Any],
+    lane_names: Sequence[str],
 ) -> tuple[list[jax.Array], Timeline]:
     """One step, waited for, and what every lane and link did in it.
 
@@ -30,6 +34,8 @@ def measure(
     them.
 
     Args:
+      compiled, program: what runs.
+      observed: runs it with the arguments, and tells the times of every fragment and transfer.
       arguments: as for the runtime.
       lane_names: one per lane of the schedule.
     """
@@ -40,13 +46,13 @@ def measure(
         with lock:
             seen.append((instruction, start_s, end_s))
 
-    results = runtime.observed(arguments, observe)
+    results = observed(arguments, observe)
     zero_s = min((start_s for _, start_s, _ in seen), default=0.0)
     seen = [(what, start_s - zero_s, end_s - zero_s) for what, start_s, end_s in seen]
-    lane_of = runtime.compiled.schedule.lane_of
+    lane_of = compiled.schedule.lane_of
     spans = [_span(*row, lane_names, lane_of) for row in seen]
     links = sorted({s.track for s in spans if s.kind in ("send-F", "send-B")})
-    memory = _curves(runtime.compiled, runtime.program, seen, lane_names)
+    memory = _curves(compiled, program, seen, lane_names)
     return results, Timeline(tuple(lane_names), tuple(links), tuple(spans), memory)
 
 

@@ -66,9 +66,7 @@ def _divisors(mesh: Mesh) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _layouts(
-    divisible: Signature, mesh: Mesh, ordered: bool, partial: bool
-) -> tuple[Layout, ...]:
+def _layouts(divisible: Signature, mesh: Mesh, ordered: bool, partial: bool) -> tuple[Layout, ...]:
     rank = len(divisible)
     nowhere, summed = -1, rank
     choices = [nowhere, *range(rank), *([summed] if partial else [])]

@@ -1,4 +1,4 @@
-"""The logical meshes of some devices of a group, and what carries the bytes along their axes. No JAX.
+"""Logical meshes over some devices of a group, and the links along their axes. No JAX.
 
 Devices are numbered host by host and fill a mesh row by row, so that the last axis runs over
 neighbours. An axis that leaves a host runs on the network, which the rings of one host share.

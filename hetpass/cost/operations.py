@@ -1,4 +1,4 @@
-"""What an operation's choice makes of its operands and results, and the seconds that it takes. No JAX."""
+"""What a choice makes of an operation's operands and results, and its seconds. No JAX."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ per size.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, permutations
@@ -30,9 +30,12 @@ from hetpass.cost.collectives import (
 )
 from hetpass.cost.layouts import Signature, layouts, signature, ways
 from hetpass.cost.logical_meshes import LinkedMesh
+from hetpass.ir.devices import Link
 from hetpass.ir.operation_graph import Layout, Mesh, Value
 
 Kind = Literal["slice", "all_gather", "all_to_all", "permute", "all_reduce", "reduce_scatter"]
+
+_Collective = Callable[[float, int, Link | None], float]
 
 _PER_STEP_S = 1e-13
 """Breaks ties between paths that cost the same: fewer steps."""
@@ -101,9 +104,7 @@ def reshard_path(value: Value, source: Layout, target: Layout, mesh: LinkedMesh)
     return reshard_table(value.shape, value.item_bytes, mesh).path(source, target)
 
 
-def reshard_table(
-    shape: tuple[int, ...], item_bytes: float, mesh: LinkedMesh
-) -> ReshardTable:
+def reshard_table(shape: tuple[int, ...], item_bytes: float, mesh: LinkedMesh) -> ReshardTable:
     """All pairs of layouts of an array; partial ones too, as where a path begins or passes."""
     size_bytes = item_bytes * float(np.prod(shape, dtype=np.float64))
     return _table(signature(shape, mesh.axes), size_bytes, mesh)
@@ -155,11 +156,22 @@ def _priced(move: _Move, size_bytes: float, mesh: LinkedMesh) -> Step:
         seconds = all_to_all_s(before * devices, devices, link)
     elif move.kind == "permute":
         seconds = permute_s(before, link)
-    elif move.kind == "all_reduce":
-        seconds = all_reduce_s(before, devices, link)
     else:
-        seconds = reduce_scatter_s(before, devices, link)
+        reduction = all_reduce_s if move.kind == "all_reduce" else reduce_scatter_s
+        flat = reduction(before, devices, link)
+        seconds = min(flat, _by_axis_s(before, move.axes, mesh, reduction))
     return Step(move.kind, move.axes, move.after, after, seconds)
+
+
+def _by_axis_s(
+    size_bytes: float, axes: tuple[str, ...], mesh: LinkedMesh, reduction: _Collective
+) -> float:
+    """A reduction over several axes, one after the other, so that slow ones see small pieces."""
+    seconds, left = 0.0, size_bytes
+    for axis in sorted(axes, key=lambda axis: -mesh.link((axis,)).bandwidth):
+        seconds += reduction(left, mesh.ways((axis,)), mesh.link((axis,)))
+        left /= mesh.ways((axis,))
+    return seconds
 
 
 @lru_cache(maxsize=1024)

@@ -71,7 +71,7 @@ class Dataflow:
         accumulated = set(graph.accumulated)
         for v in range(len(graph.values)):
             uses = len(self.readers[v]) + (v in accumulated)
-            if v not in self.producers and uses or uses > 1:
+            if (v not in self.producers and uses) or uses > 1:
                 kept.add(v)
         return frozenset(kept)
 

@@ -1,4 +1,4 @@
-"""The price of any assignment, and what it violates; made without the program that found it. No JAX."""
+"""The price of any assignment, and what it violates, without the program. No JAX."""
 
 from __future__ import annotations
 
@@ -162,9 +162,10 @@ class _Meter:
         parts = compute_ways(choice, self.mesh)
         device = self.setting.kind, self.setting.assumed
         self.seconds[when] += operation.count * operation_s(operation, parts, touched, *device)
-        for v, layout in dict(zip(zip(operation.operands, wanted), wanted)).items():
-            what = f"operand {v[0]} of operation {number} ({operation.name})"
-            self.move(values[v[0]], (self.kept(v[0]), layout), when, what, operation.count)
+        # One reshard serves operands that are the same value in the same layout.
+        for v, layout in dict.fromkeys(zip(operation.operands, wanted, strict=True)):
+            what = f"operand {v} of operation {number} ({operation.name})"
+            self.move(values[v], (self.kept(v), layout), when, what, operation.count)
         for v, before, after in zip(operation.results, natural, choice.results, strict=True):
             what = f"result {v} of operation {number} ({operation.name})"
             self.move(values[v], (before, after), when, what, operation.count)
@@ -233,9 +234,7 @@ class _Meter:
                 self.seconds["forward"] += local / self.setting.bandwidth
 
 
-def _violations(
-    graph: OperationGraph, setting: Setting, assignment: Assignment
-) -> Iterator[str]:
+def _violations(graph: OperationGraph, setting: Setting, assignment: Assignment) -> Iterator[str]:
     mesh, flow = setting.mesh.axes, Dataflow(graph)
     if assignment.mesh != mesh:
         yield f"the assignment is for the mesh {assignment.mesh}, not {mesh}"

@@ -1,9 +1,9 @@
 """The same problem as a linear program with transport edges, by HiGHS. No JAX.
 
-A choice is a variable of its node, summing to one; a pair of choices is a variable of its edge, whose
-rows and columns sum to the choices of the two nodes (Koster, van Hoesel and Kolen 1998). The
-relaxation is nearly always integral; HiGHS branches where it is not. A limit on a second cost
-(memory) is one more row.
+A choice is a variable of its node, summing to one; a pair of choices is a variable of its edge, the
+rows and columns of which sum to the choices of the two nodes (Koster, van Hoesel and Kolen 1998).
+Without integrality the program is nearly always integral; HiGHS branches only where it is not. A
+limit on a second cost (memory) is one more row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array
 
 from hetpass.planner.intra_op.pbqp import Floats, Problem
@@ -20,10 +20,23 @@ from hetpass.planner.intra_op.pbqp import Floats, Problem
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits of the branching, in nodes, so that equal problems give equal answers."""
+    """Limits in counts, not in seconds, so that equal problems give equal answers.
+
+    Attributes:
+      node_limit: of the branching.
+      gap: relative, at which branching ends.
+      most_entries: in a table of an elimination.
+      prices: of memory that are tried in a row.
+      limit_gap: under a memory limit, above which the integer program is used.
+      most_variables: of that program.
+    """
 
     node_limit: int = 2000
     gap: float = 1e-9
+    most_entries: int = 1 << 18
+    prices: int = 12
+    limit_gap: float = 1e-3
+    most_variables: int = 40_000
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,7 @@ class Solved:
     """Attributes:
     choices: per node; None if nothing is allowed or nothing was found.
     bound: no answer costs less.
-    branches: nodes of the branching; 1 if the relaxation was integral.
+    branches: nodes of the branching; 0 if the relaxation was integral.
     status: "optimal", "infeasible" or "limit".
     """
 
@@ -56,7 +69,16 @@ def solved(problem: Problem, limit: Limit | None = None, effort: Effort = Effort
         return Solved(() if allowed else None, 0.0, 0, "optimal" if allowed else "infeasible")
     program = _Program(problem)
     scale = program.scale()
-    constraints = [LinearConstraint(program.sums(), program.right, program.right)]
+    sums = program.sums()
+    if limit is None:
+        relaxed = linprog(
+            program.objective / scale, A_eq=sums, b_eq=program.right, method="highs-ds"
+        )
+        if relaxed.status == 2:
+            return Solved(None, np.inf, 0, "infeasible")
+        if relaxed.status == 0 and program.is_integral(relaxed.x):
+            return Solved(program.choices(relaxed.x), relaxed.fun * scale, 0, "optimal")
+    constraints = [LinearConstraint(sums, program.right, program.right)]
     if limit is not None:
         row, unit = program.row(limit.costs), max(limit.at_most, 1.0)
         constraints.append(LinearConstraint(row[None, :] / unit, -np.inf, limit.at_most / unit))
@@ -67,12 +89,12 @@ def solved(problem: Problem, limit: Limit | None = None, effort: Effort = Effort
         constraints=constraints,
         options={"node_limit": effort.node_limit, "mip_rel_gap": effort.gap},
     )
-    status = {0: "optimal", 2: "infeasible"}.get(answer.status, "limit")
-    bound = answer.mip_dual_bound if answer.mip_dual_bound is not None else -np.inf
-    if status == "infeasible":
-        bound = np.inf
+    if answer.status == 2:
+        return Solved(None, np.inf, 0, "infeasible")
+    bound = -np.inf if answer.mip_dual_bound is None else float(answer.mip_dual_bound) * scale
     chosen = None if answer.x is None else program.choices(answer.x)
-    return Solved(chosen, float(bound) * scale, int(answer.mip_node_count or 0), status)
+    status = "optimal" if answer.status == 0 else "limit"
+    return Solved(chosen, bound, int(answer.mip_node_count or 0), status)
 
 
 class _Program:
@@ -133,6 +155,11 @@ class _Program:
             inside = None if table is None else table[np.ix_(self.allowed[i], self.allowed[j])]
             parts.append(np.zeros(len(one)) if inside is None else inside[one, other])
         return np.concatenate(parts)
+
+    def is_integral(self, x: Floats) -> bool:
+        """Whether every node makes one choice."""
+        chosen = x[: self.first[-1]]
+        return bool(np.all(np.minimum(chosen, 1 - chosen) < 1e-6))
 
     def choices(self, x: Floats) -> tuple[int, ...]:
         return tuple(

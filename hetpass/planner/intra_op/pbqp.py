@@ -133,9 +133,7 @@ class _Work:
 
     def fold(self) -> None:
         """R0, R1 and R2, nodes with the fewest edges and lowest numbers first."""
-        waiting = [
-            (len(self.edges[node]), node) for node in self.costs if node not in self.keep
-        ]
+        waiting = [(len(self.edges[node]), node) for node in self.costs if node not in self.keep]
         heapq.heapify(waiting)
         while waiting:
             degree, node = heapq.heappop(waiting)
@@ -159,7 +157,9 @@ class _Work:
         if not neighbours:
             self.constant += float(costs.min())
         elif len(neighbours) == 1:
-            self.costs[neighbours[0]] = self.costs[neighbours[0]] + (costs[:, None] + tables[0]).min(0)
+            self.costs[neighbours[0]] = self.costs[neighbours[0]] + (
+                costs[:, None] + tables[0]
+            ).min(0)
         else:
             one, other = neighbours
             through = (costs[:, None] + tables[0])[:, :, None] + tables[1][:, None, :]

@@ -7,7 +7,7 @@ step: what happens in every microbatch counts M times, what happens once per ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -193,9 +193,7 @@ class _Builder:
     def strategy_s(self, operation: Operation, strategy: Strategy) -> float:
         """Of one run: arithmetic, memory traffic, and the reduction of its results."""
         values = self.graph.values
-        touched = touched_share(
-            operation, values, (strategy.operands, strategy.natural), self.mesh
-        )
+        touched = touched_share(operation, values, (strategy.operands, strategy.natural), self.mesh)
         parts = compute_ways(strategy.choice, self.mesh)
         seconds = operation_s(operation, parts, touched, self.setting.kind, self.setting.assumed)
         pinned = strategy.choice.results
@@ -288,7 +286,9 @@ class _Builder:
         if source is not None:
             self.connect_readers(number, table, source)
 
-    def connect_readers(self, number: int, table: ReshardTable, source: tuple[int, Indices]) -> None:
+    def connect_readers(
+        self, number: int, table: ReshardTable, source: tuple[int, Indices]
+    ) -> None:
         seen: dict[int, list[Indices]] = {}
         for reader in self.flow.readers[number]:
             found = self.strategies_of(reader.operation)
@@ -306,18 +306,25 @@ class _Builder:
         resting = layouts(value.shape, self.mesh)
         share = 1 / np.array([ways(layout, self.mesh) for layout in resting])
         touched = 2 * parameter.state_bytes + parameter.accumulator_bytes
-        update = touched * share / setting.bandwidth if parameter.gradient is not None else 0 * share
+        update = (
+            touched * share / setting.bandwidth if parameter.gradient is not None else 0 * share
+        )
         at_rest = self.add(Node("at_rest", number, resting), update, parameter.state_bytes * share)
         if parameter.value in self.flow.canonical:
             self.add_in_use(number, at_rest)
         if parameter.gradient is not None:
             gradient = self.graph.values[parameter.gradient]
-            item_bytes = parameter.accumulator_bytes / max(1.0, gradient.size_bytes / gradient.item_bytes)
+            item_bytes = parameter.accumulator_bytes / max(
+                1.0, gradient.size_bytes / gradient.item_bytes
+            )
             self.add_accumulator(parameter.gradient, item_bytes, at_rest)
 
     def add_in_use(self, number: int, at_rest: int) -> None:
         parameter, setting = self.graph.parameters[number], self.setting
-        value, table = self.graph.values[parameter.value], self.table(self.graph.values[parameter.value])
+        value, table = (
+            self.graph.values[parameter.value],
+            self.table(self.graph.values[parameter.value]),
+        )
         used = tuple(
             InUse(layout, once)
             for layout in self.candidates(parameter.value)

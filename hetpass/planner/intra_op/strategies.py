@@ -1,4 +1,4 @@
-"""The ways to run one operation on a mesh: axes for its factors, and what becomes of summands. No JAX.
+"""The ways to run one operation on a mesh: axes for its factors, and its summands. No JAX.
 
 Each mesh axis cuts one factor of the operation's rule, or none (then its devices repeat the work),
 or comes as summands where the operation is linear. Results that are sums over an axis are
@@ -88,7 +88,10 @@ def _strategies(
             for v, layout in zip(numbers, (*operands, *natural), strict=True)
         ):
             for results in _pinned(natural, operation, mesh, liberties):
-                if all(fits(r, shapes[v], mesh) for v, r in zip(operation.results, results, strict=True)):
+                if all(
+                    fits(r, shapes[v], mesh)
+                    for v, r in zip(operation.results, results, strict=True)
+                ):
                     found.append(
                         Strategy(OperationChoice(factors, results, partial), operands, natural)
                     )
@@ -130,16 +133,11 @@ def free_factors(rule: ShardingRule) -> list[int]:
         if size > 1
         and f not in rule.whole
         and f not in rule.permutation
-        and (
-            f in rule.reduction
-            or all(any(f in dim for dim in dims) for dims in rule.results)
-        )
+        and (f in rule.reduction or all(any(f in dim for dim in dims) for dims in rule.results))
     ]
 
 
-def divides(
-    rule: ShardingRule, factors: tuple[tuple[str, ...], ...], mesh: Mesh
-) -> bool:
+def divides(rule: ShardingRule, factors: tuple[tuple[str, ...], ...], mesh: Mesh) -> bool:
     """Whether axes cut every factor evenly, and a minor one only where the major one is used up."""
     sizes = dict(mesh)
     cut = [prod(sizes[axis] for axis in axes) for axes in factors]

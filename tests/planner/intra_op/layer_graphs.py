@@ -1,0 +1,325 @@
+"""Operation graphs of common layers, made by hand: forward, and backward by the chain rule.
+
+`Tape` writes down products (in the notation of einsum), elementwise operations and lookups, and
+adds the backward operations that differentiation would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+
+from hetpass.ir.operation_graph import Operation, OperationGraph, Parameter, ShardingRule, Value
+
+
+@dataclass
+class Tape:
+    """Collects values and operations; `item_bytes` and `dtype` are those of all of them."""
+
+    item_bytes: float = 2.0
+    dtype: str = "float16"
+    values: list[Value] = field(default_factory=list)
+    forward: list[Operation] = field(default_factory=list)
+    backward: list[Operation] = field(default_factory=list)
+    pulls: list[Callable[[dict[int, int]], None]] = field(default_factory=list)
+    phase: str = "forward"
+
+    def value(self, shape, role="inner", name="", item_bytes=None):
+        self.values.append(Value(tuple(shape), item_bytes or self.item_bytes, role, name))
+        return len(self.values) - 1
+
+    def add(self, name, operands, result_shape, rule, **more):
+        result = self.value(result_shape, item_bytes=more.pop("item_bytes", None))
+        operation = Operation(
+            name, self.phase, tuple(operands), (result,), rule, dtype=self.dtype, **more
+        )
+        (self.forward if self.phase == "forward" else self.backward).append(operation)
+        return result
+
+    def shape(self, v):
+        return self.values[v].shape
+
+    # -- operations -----------------------------------------------------------------------------
+
+    def product(self, spec, a, b, sizes=None):
+        """An einsum of two operands; `sizes` of letters, of which parentheses make dimensions."""
+        result = self._product(spec, a, b, sizes)
+        ins, out = spec.split("->")
+        left, right = ins.split(",")
+
+        def pull(grads):
+            g = grads[result]
+            if self.values[a].role != "example":
+                self.give(grads, a, self._product(f"{out},{right}->{left}", g, b, sizes))
+            self.give(grads, b, self._product(f"{left},{out}->{right}", a, g, sizes))
+
+        self.pulls.append(pull)
+        return result
+
+    def _product(self, spec, a, b, sizes=None):
+        ins, out = spec.split("->")
+        left, right = (_dims(x) for x in ins.split(","))
+        found = dict(sizes or {})
+        for dims, v in ((left, a), (right, b)):
+            for dim, size in zip(dims, self.shape(v), strict=True):
+                if len(dim) == 1:
+                    found[dim] = size
+        letters = sorted({x for dim in (*left, *right) for x in dim})
+        number = {x: k for k, x in enumerate(letters)}
+        result = _dims(out)
+        kept = {x for dim in result for x in dim}
+
+        def as_factors(dims):
+            return tuple(tuple(number[x] for x in dim) for dim in dims)
+
+        rule = ShardingRule(
+            tuple(found[x] for x in letters),
+            (as_factors(left), as_factors(right)),
+            (as_factors(result),),
+            frozenset(number[x] for x in letters if x not in kept),
+        )
+        shape = [prod(found[x] for x in dim) for dim in result]
+        traffic = sum(self.values[v].size_bytes for v in (a, b)) + prod(shape) * self.item_bytes
+        flops = 2.0 * prod(found[x] for x in letters)
+        return self.add(
+            "dot_general", (a, b), shape, rule, flops=flops, traffic_bytes=traffic, sums=True
+        )
+
+    def elementwise(self, name, *operands, linear=False, traffic=False):
+        """Dimension by dimension; operands may lack leading dimensions (broadcast)."""
+        result = self._elementwise(name, operands, linear, traffic)
+
+        def pull(grads):
+            g = grads[result]
+            for v in operands:
+                if linear:
+                    grad = g
+                else:
+                    grad = self._elementwise(f"{name}_grad", (g, *operands), False, traffic)
+                self.give(grads, v, self.summed_like(grad, v))
+
+        self.pulls.append(pull)
+        return result
+
+    def _elementwise(self, name, operands, linear, traffic=False):
+        shape = max((self.shape(v) for v in operands), key=len)
+        rank = len(shape)
+        dims = tuple(tuple((k,) for k in range(rank - len(self.shape(v)), rank)) for v in operands)
+        rule = ShardingRule(shape, dims, (tuple((k,) for k in range(rank)),))
+        moved = sum(self.values[v].size_bytes for v in operands) + prod(shape) * self.item_bytes
+        linear = linear and all(self.shape(v) == shape for v in operands)
+        return self.add(
+            name, operands, shape, rule, linear=linear, traffic_bytes=moved if traffic else 0.0
+        )
+
+    def summed_like(self, v, target):
+        """Sums leading dimensions away until it has the shape of `target`."""
+        extra = len(self.shape(v)) - len(self.shape(target))
+        return v if not extra else self.reduce_sum(v, range(extra))
+
+    def reduce_sum(self, v, dims):
+        dims, shape = set(dims), self.shape(v)
+        rest = tuple((k,) for k in range(len(shape)) if k not in dims)
+        rule = ShardingRule(
+            shape, (tuple((k,) for k in range(len(shape))),), (rest,), frozenset(dims)
+        )
+        kept = [n for k, n in enumerate(shape) if k not in dims]
+        return self.add("reduce_sum", (v,), kept, rule, linear=True, sums=True)
+
+    def along(self, name, v, dim):
+        """Like softmax or a norm: every element depends on all others along `dim`."""
+        result = self._along(name, (v,), dim)
+
+        def pull(grads):
+            self.give(grads, v, self._along(f"{name}_grad", (grads[result], v), dim))
+
+        self.pulls.append(pull)
+        return result
+
+    def _along(self, name, operands, dim):
+        shape = self.shape(operands[0])
+        dims = tuple((k,) for k in range(len(shape)))
+        rule = ShardingRule(
+            shape, (dims,) * len(operands), (dims,), whole=frozenset({dim % len(shape)})
+        )
+        moved = (len(operands) + 1) * self.values[operands[0]].size_bytes
+        return self.add(name, operands, shape, rule, traffic_bytes=moved)
+
+    def reshape(self, v, groups, shape):
+        """`groups`: the factors of each dimension before and after, as in "bt(hd)", "bthd"."""
+        source, target = groups
+        result = self._reshape(v, source, target, shape)
+
+        def pull(grads):
+            self.give(grads, v, self._reshape(grads[result], target, source, self.shape(v)))
+
+        self.pulls.append(pull)
+        return result
+
+    def _reshape(self, v, source, target, shape):
+        sizes = {}
+        for dims, sizes_of in ((source, self.shape(v)), (target, shape)):
+            for dim, size in zip(_dims(dims), sizes_of, strict=True):
+                if len(dim) == 1:
+                    sizes[dim] = size
+        letters = sorted(sizes)
+        number = {x: k for k, x in enumerate(letters)}
+        rule = ShardingRule(
+            tuple(sizes[x] for x in letters),
+            (tuple(tuple(number[x] for x in dim) for dim in _dims(source)),),
+            (tuple(tuple(number[x] for x in dim) for dim in _dims(target)),),
+        )
+        return self.add("reshape", (v,), shape, rule, linear=True)
+
+    def lookup(self, table, ids):
+        """Rows of a table [V, H] for ids [B, T]: a gather, whose gradient is a scatter-add."""
+        (vocabulary, width), (batch, length) = self.shape(table), self.shape(ids)
+        sizes = (batch, length, vocabulary, width)
+        rule = ShardingRule(
+            sizes, (((2,), (3,)), ((0,), (1,))), (((0,), (1,), (3,)),), frozenset({2})
+        )
+        moved = 2 * batch * length * width * self.item_bytes
+        result = self.add(
+            "gather", (table, ids), (batch, length, width), rule, sums=True, traffic_bytes=moved
+        )
+
+        def pull(grads):
+            back = ShardingRule(
+                sizes, (((0,), (1,), (3,)), ((0,), (1,))), (((2,), (3,)),), frozenset({0, 1})
+            )
+            operands = (grads[result], ids)
+            self.give(
+                grads,
+                table,
+                self.add(
+                    "scatter-add",
+                    operands,
+                    (vocabulary, width),
+                    back,
+                    sums=True,
+                    traffic_bytes=moved + vocabulary * width * self.item_bytes,
+                ),
+            )
+
+        self.pulls.append(pull)
+        return result
+
+    # -- backward -------------------------------------------------------------------------------
+
+    def give(self, grads, v, gradient):
+        if self.values[v].role in ("example", "whole"):
+            return
+        if v in grads:
+            gradient = self._elementwise("add_any", (grads[v], gradient), True)
+        grads[v] = gradient
+
+    def graph(self, outputs, inputs, state_bytes_per_item=12.0, accumulator_item_bytes=4.0):
+        """Differentiates; `outputs` go to the next layer, `inputs` came from the one before."""
+        self.phase = "backward"
+        grads = {v: self.value(self.shape(v), "cotangent") for v in outputs}
+        for pull in reversed(self.pulls):
+            pull(grads)
+        parameters = tuple(
+            Parameter(
+                v,
+                grads.get(v),
+                prod(value.shape) * state_bytes_per_item,
+                prod(value.shape) * accumulator_item_bytes,
+            )
+            for v, value in enumerate(list(self.values))
+            if value.role == "parameter"
+        )
+        return OperationGraph(
+            tuple(self.values),
+            (*self.forward, *self.backward),
+            parameters,
+            activations_out=tuple(outputs),
+            cotangents_out=tuple(grads[v] for v in inputs),
+            accumulated=tuple(p.gradient for p in parameters if p.gradient is not None),
+        )
+
+
+def _dims(text):
+    """ "bt(hd)" -> ["b", "t", "hd"]."""
+    found, inside = [], None
+    for letter in text.replace(" ", ""):
+        if letter == "(":
+            inside = ""
+        elif letter == ")":
+            found.append(inside)
+            inside = None
+        elif inside is not None:
+            inside += letter
+        else:
+            found.append(letter)
+    return found
+
+
+def mlp(batch, width, layers, hidden=None):
+    """`layers` products with a nonlinearity after each, from width to width over hidden."""
+    tape = Tape()
+    x = start = tape.value((batch, width), "activation")
+    wide = hidden or width
+    for k in range(layers):
+        shape = (width, wide) if k % 2 == 0 else (wide, width)
+        w = tape.value(shape, "parameter", f"w{k}")
+        x = tape.elementwise("tanh", tape.product("bi,ij->bj", x, w))
+    return tape.graph([x], [start])
+
+
+def transformer_block(batch, length, width, heads, *, fused=True, mlp_ratio=4):
+    """Attention and MLP with norms and residual connections, as in GPT."""
+    tape = Tape()
+    size = width // heads
+    x = start = tape.value((batch, length, width), "activation")
+
+    def norm(v, name):
+        scale = tape.value((width,), "parameter", f"{name}.scale")
+        bias = tape.value((width,), "parameter", f"{name}.bias")
+        scaled = tape.elementwise("mul", tape.along("norm", v, -1), scale)
+        return tape.elementwise("add", scaled, bias, linear=True)
+
+    y = norm(x, "norm1")
+    if fused:
+        w = tape.value((width, heads, 3 * size), "parameter", "qkv")
+        qkv = tape.product("bti,ihd->bthd", y, w)
+        q, k, v = (_slice_last(tape, qkv, size) for _ in range(3))
+    else:
+        q, k, v = (
+            tape.product("bti,ihd->bthd", y, tape.value((width, heads, size), "parameter", name))
+            for name in ("q", "k", "v")
+        )
+    scores = tape.product("bthd,bshd->bhts", q, k)
+    weights = tape.along("softmax", scores, -1)
+    mixed = tape.product("bhts,bshd->bthd", weights, v)
+    out = tape.value((heads, size, width), "parameter", "out")
+    x = tape.elementwise("add", x, tape.product("bthd,hdi->bti", mixed, out), linear=True)
+    y = norm(x, "norm2")
+    up = tape.value((width, mlp_ratio * width), "parameter", "up")
+    down = tape.value((mlp_ratio * width, width), "parameter", "down")
+    y = tape.product("bti,ij->btj", y, up)
+    bias = tape.value((mlp_ratio * width,), "parameter", "up.bias")
+    y = tape.elementwise("gelu", tape.elementwise("add", y, bias, linear=True), traffic=True)
+    x = tape.elementwise("add", x, tape.product("btj,ji->bti", y, down), linear=True)
+    return tape.graph([x], [start])
+
+
+def _slice_last(tape, v, size):
+    """One part of the last dimension, which stays whole; backward pads it with zeros."""
+    shape = tape.shape(v)
+    result = _last(tape, "slice", v, (*shape[:-1], size))
+
+    def pull(grads):
+        tape.give(grads, v, _last(tape, "pad", grads[result], shape))
+
+    tape.pulls.append(pull)
+    return result
+
+
+def _last(tape, name, v, shape):
+    rank = len(shape)
+    dims = tuple((k,) for k in range(rank))
+    sizes = tuple(max(a, b) for a, b in zip(shape, tape.shape(v), strict=True))
+    rule = ShardingRule(sizes, (dims,), (dims,), whole=frozenset({rank - 1}))
+    return tape.add(name, (v,), shape, rule, linear=True)

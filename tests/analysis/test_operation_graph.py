@@ -98,33 +98,6 @@ def test_gradients_that_the_epilogue_transposes_belong_to_their_parameter() -> N
     groups = state_groups(program.program)
     assert [len(g.leaves) for g in groups] == [1, 1, 1, 1]
     assert all(len(g.gradients) == 1 and len(g.reads) == 1 for g in groups)
-    inputs = program.program.traced.jaxpr.invars
-    for group in groups:
-        leaf = inputs[group.leaves[0]]
-        target = program.program.region_outputs[group.gradients[0]].target
-        there = group.moved(
-            (("x",), ()) if leaf.aval.ndim == 2 else (("x",),), leaf, target, {"x": 2}
-        )
-        assert there is not None
-        assert sum(map(len, there)) == 1
-
-
-def test_layouts_move_through_reshapes() -> None:
-    """A kernel kept as (H, 2, H/2) and used as (H, H)."""
-
-    def step(w: Any, x: Any) -> Any:
-        g = jax.grad(lambda w: ((x @ w.reshape(H, H)) ** 2).mean())(w)
-        return w - 0.1 * g
-
-    program = layered(step, array(H, 2, H // 2), array(B, H)).program
-    (group,) = state_groups(program)
-    leaf = program.traced.jaxpr.invars[0]
-    target = program.region_outputs[group.gradients[0]].target  # (H, H), transposed
-    sizes = {"x": 2, "y": 4}
-    assert group.moved((("x",), ()), target, leaf, sizes) == ((), ("x",), ())
-    assert group.moved((("x", "y"), ()), target, leaf, sizes) == ((), ("x",), ("y",))
-    assert group.moved(((), ("y",)), target, leaf, sizes) == (("y",), (), ())
-    assert group.moved(((), (), ("y",)), leaf, target, sizes) is None  # minor without major
 
 
 def test_a_scan_over_layers_is_one_iteration() -> None:

@@ -3,6 +3,7 @@
     python benchmarks/gpt.py                       # eight virtual CPU devices in two groups
     python benchmarks/gpt.py --check               # beside jax.jit of the same step, step by step
     python benchmarks/gpt.py --plan "fast[4](data=2,model=2): 0-3 | slow: 4-8"
+    python benchmarks/gpt.py --runtime ray --groups 4 2 1 --check   # a process per group
 
 The text is the source of Python's own standard library. Virtual devices share the machine's cores,
 so tokens per second say nothing about a real cluster; the loss and the check do.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import os
 import sys
@@ -45,11 +47,13 @@ class Job:
     Attributes:
       step: (state, batch) -> (state, {"loss", "grad_norm", ["grads"]}).
       create: key -> state.
+      evaluate: (state, batch) -> the mean loss without dropout; None where the model has none.
     """
 
     config: GPTConfig
     step: Callable[[Any, Any], Any]
     create: Callable[[jax.Array], Any]
+    evaluate: Callable[[Any, Any], jax.Array] | None
     batches: TextBatches
     text_bytes: int
 
@@ -67,18 +71,20 @@ def make_job(args: argparse.Namespace) -> Job:
         param_dtype=kind,
     )
     optimizer = {"sgd": optax.sgd, "adamw": optax.adamw}[args.optimizer](args.rate)
+    evaluate: Callable[[Any, Any], jax.Array] | None = None
     if args.model == "linen":
 
         def train_step(state: Any, batch: Any) -> Any:
             return gpt_linen.train_step(state, batch, keep_grads=args.check)
 
+        evaluate = functools.partial(gpt_linen.eval_step, config=config)
     else:
         train_step = gpt_nnx.make_train_step(config, optimizer, keep_grads=args.check)
     library = {"linen": gpt_linen, "nnx": gpt_nnx}[args.model]
     create = library.make_create_state(config, optimizer)
     text = standard_library_bytes()
     batches = TextBatches(text, args.batch, config.seq, args.seed)
-    return Job(config, train_step, create, batches, len(text))
+    return Job(config, train_step, create, evaluate, batches, len(text))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -91,8 +97,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--plan", help="a plan in one line, or a JSON file; default: by FLOPs")
+    parser.add_argument("--cluster", help="TOML or JSON file; default: see --groups")
     parser.add_argument(
-        "--cluster", help="TOML or JSON file; default: fast (4), slow (3), last (1)"
+        "--groups",
+        type=int,
+        nargs="+",
+        default=[4, 3, 1],
+        help="virtual devices of the groups fast, slow, last; default: 4 3 1",
+    )
+    parser.add_argument(
+        "--runtime",
+        choices=("local", "ray"),
+        default="local",
+        help="ray: a process per group, started by Ray",
     )
     parser.add_argument(
         "--optimizer", choices=("sgd", "adamw"), help="default: adamw; sgd to check"
@@ -107,17 +124,23 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check", action="store_true", help="compare every step with jax.jit")
     args = parser.parse_args(argv)
-    if min(args.steps, args.batch, args.microbatches) < 1:
-        parser.error("--steps, --batch and --microbatches are at least 1")
+    if min(args.steps, args.batch, args.microbatches, *args.groups) < 1:
+        parser.error("--steps, --batch, --microbatches and --groups are at least 1")
+    if len(args.groups) > 3:
+        parser.error("--groups: at most three sizes")
     args.optimizer = args.optimizer or ("sgd" if args.check else "adamw")
     args.rate = args.rate or {"sgd": 0.1, "adamw": 3e-3}[args.optimizer]
     return args
 
 
-def make_cluster(path: str | None) -> hp.Cluster:
-    if path:
-        return hp.Cluster.from_file(path)
-    return hp.Cluster.emulated({"fast": 4, "slow": 3, "last": 1}, speeds={"slow": 0.4, "last": 0.7})
+SPEEDS = {"fast": 1.0, "slow": 0.4, "last": 0.7}
+
+
+def make_cluster(args: argparse.Namespace) -> hp.Cluster:
+    if args.cluster:
+        return hp.Cluster.from_file(args.cluster)
+    sizes = dict(zip(SPEEDS, args.groups, strict=False))
+    return hp.Cluster.emulated(sizes, speeds={name: SPEEDS[name] for name in sizes})
 
 
 # ---------------------------------------------------------------------------------------------
@@ -166,17 +189,19 @@ class Check:
     Attributes:
       losses: the largest relative difference so far.
       grads: the largest of any leaf of the first step's gradient, and the leaf's path.
+      evaluated: the relative difference of the companion's loss on a batch; None without one.
     """
 
     step: Any
     state: Any
     loss: float = 0.0
     grads: tuple[float, str] | None = None
+    evaluated: float | None = None
 
     @classmethod
     def of(cls, job: Job, state: Any) -> Check:
         device = jax.devices()[0]
-        copies = jax.tree.map(lambda x: jax.device_put(on_host(x), device), state)
+        copies = jax.tree.map(lambda x: jax.device_put(on_host(x), device), hp.fetch(state))
         return cls(jax.jit(job.step), copies)
 
     def compare(self, batch: Any, metrics: Any) -> None:
@@ -184,7 +209,13 @@ class Check:
         gap = abs(float(metrics["loss"]) / float(expected["loss"]) - 1)
         self.loss = max(self.loss, gap)
         if self.grads is None:
-            self.grads = largest_difference(metrics["grads"], expected["grads"])
+            self.grads = largest_difference(hp.fetch(metrics["grads"]), expected["grads"])
+
+    def compare_evaluation(self, job: Job, step: Any, state: Any, batch: Any) -> None:
+        if job.evaluate is not None:
+            found = step.companion(job.evaluate, num_microbatches=2)(state, batch)
+            expected = jax.jit(job.evaluate)(self.state, batch)
+            self.evaluated = abs(float(found) / float(expected) - 1)
 
 
 def on_host(x: Any) -> Any:
@@ -216,14 +247,16 @@ def verdict(check: Check, state: Any, args: argparse.Namespace) -> bool:
     bound = TOLERANCE["float64" if args.float64 else "float32"]
     judged = args.optimizer == "sgd"
     assert check.grads is not None
-    state_error, state_path = largest_difference(state, check.state)
+    state_error, state_path = largest_difference(hp.fetch(state), check.state)
     show("check", f"against jax.jit of the same step on one device, tolerance {bound:g}")
     show("", f"loss       {check.loss:.1e}  largest relative difference of {args.steps} steps")
     show("", f"gradient   {check.grads[0]:.1e}  first step, largest of any leaf ({check.grads[1]})")
     show("", f"state      {state_error:.1e}  after step {args.steps}, largest leaf ({state_path})")
+    if check.evaluated is not None:
+        show("", f"evaluation {check.evaluated:.1e}  the companion's loss on one more batch")
     numbers = [check.grads[0]]
     if judged:
-        numbers += [check.loss]
+        numbers += [check.loss, state_error, check.evaluated or 0.0]
     else:
         show("", "adamw turns rounding noise into steps: only the gradient is judged")
     within = max(numbers) <= bound
@@ -237,25 +270,27 @@ def verdict(check: Check, state: Any, args: argparse.Namespace) -> bool:
 
 def compile_step(
     job: Job, args: argparse.Namespace, cluster: hp.Cluster
-) -> tuple[Any, Any, Iterator[dict[str, np.ndarray]]]:
-    """(compiled step, fresh state, batches), with the time of every stage printed."""
+) -> tuple[Any, Any, Any, Iterator[dict[str, np.ndarray]]]:
+    """(step, compiled step, fresh state, batches), with the time of every stage printed."""
     step = hp.het_parallelize(
         job.step,
         cluster=cluster,
         num_microbatches=args.microbatches,
         schedule=args.schedule,
         plan=hp.Plan.load(args.plan) if (args.plan or "").endswith(".json") else args.plan,
+        runtime=args.runtime,
     )
     batches = iter(job.batches)
     first = next(batches)
     key = jax.random.key(args.seed)
     begin = time.perf_counter()
-    traced = step.trace(jax.eval_shape(job.create, key), first)
+    shapes = jax.eval_shape(job.create, key)
+    traced = step.trace(shapes, first)
     traced_s = time.perf_counter()
     planned = traced.plan()
     planned_s = time.perf_counter()
     show("plan", planned.plan)
-    compiled = planned.compile()
+    compiled = step.compiled_for(shapes, first) if args.check else planned.compile()
     compiled_s = time.perf_counter()
     state = compiled.init_state(job.create, key)
     jax.block_until_ready(state)
@@ -265,16 +300,16 @@ def compile_step(
         f"trace {traced_s - begin:.1f} s, plan {planned_s - traced_s:.2f} s, "
         f"compile {compiled_s - planned_s:.1f} s, state {created_s - compiled_s:.1f} s",
     )
-    return compiled, state, itertools.chain([first], batches)
+    return step, compiled, state, itertools.chain([first], batches)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if args.float64:
         jax.config.update("jax_enable_x64", True)
-    job, cluster = make_job(args), make_cluster(args.cluster)
+    job, cluster = make_job(args), make_cluster(args)
     show_job(job, args, cluster)
-    compiled, state, batches = compile_step(job, args, cluster)
+    step, compiled, state, batches = compile_step(job, args, cluster)
     check = Check.of(job, state) if args.check else None
     print(f"\n{'step':>6}{'loss':>10}{'tokens/s':>12}")
     reported = progress_steps(args.steps)
@@ -291,6 +326,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{number:>6}{loss:>10.4f}{tokens / spent_s:>12,.0f}", flush=True)
             tokens, spent_s = 0, 0.0
     print()
+    if check is not None:
+        check.compare_evaluation(job, step, state, next(batches))
     return 0 if check is None or verdict(check, state, args) else 1
 
 

@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hetpass.errors import PlanError
+from hetpass.ir.assignments import assignments_data, read_assignments
+from hetpass.ir.operation_graph import Assignment
 from hetpass.ir.records import Reader, at, nearest, shown
 
 READER = Reader(PlanError, "HP-PLAN")
@@ -109,6 +111,8 @@ class StagePlan:
       shardings: by value name, where it differs from the default rule of the mesh axes.
       recompute: which forward values are recomputed instead of kept: "none" or "full".
       in_flight: the most microbatches held; None leaves it to the schedule.
+      assignments: one per layer of the stage, how its operations run on the replica's mesh; None
+        or (): by the default rule of the mesh axes.
     """
 
     first_layer: int
@@ -117,6 +121,7 @@ class StagePlan:
     shardings: Mapping[str, Sharding] = field(default_factory=dict, hash=False)
     recompute: str = "none"
     in_flight: int | None = None
+    assignments: tuple[Assignment | None, ...] = ()
 
     def __post_init__(self) -> None:
         first = count(self.first_layer, "first_layer", 0)
@@ -155,6 +160,21 @@ class StagePlan:
         object.__setattr__(self, "last_layer", last)
         object.__setattr__(self, "replicas", replicas)
         object.__setattr__(self, "shardings", MappingProxyType(dict(sorted(shardings.items()))))
+        object.__setattr__(self, "assignments", tuple(self.assignments))
+        with at("assignments"):
+            self._check_assignments()
+
+    def _check_assignments(self) -> None:
+        layers = self.last_layer - self.first_layer + 1
+        if self.assignments and len(self.assignments) != layers:
+            READER.refuse("LAYERS", f"{layers} layers need as many, not {len(self.assignments)}")
+        for index, assignment in enumerate(self.assignments):
+            if assignment is not None and assignment.mesh != self.replicas[0].mesh:
+                READER.refuse(
+                    "MESH",
+                    f"an assignment for the mesh {assignment.mesh} on {self.replicas[0].mesh}",
+                    f"[{index}]",
+                )
 
     def _checked_sharding(self, sharding: Any) -> Sharding:
         axes = READER.items(sharding, lambda dim: READER.items(dim, READER.text))
@@ -226,6 +246,11 @@ def pipeline_data(pipeline: Pipeline) -> dict[str, Any]:
                 },
                 "recompute": stage.recompute,
                 "in_flight": stage.in_flight,
+                **(
+                    {"assignments": assignments_data(stage.assignments)}
+                    if stage.assignments
+                    else {}
+                ),
             }
             for stage in pipeline.stages
         ],
@@ -243,11 +268,15 @@ def _read_stage(value: Any) -> StagePlan:
     fields = READER.record(
         value,
         required=("first_layer", "last_layer", "replicas"),
-        optional=("shardings", "recompute", "in_flight"),
+        optional=("shardings", "recompute", "in_flight", "assignments"),
     )
     with at("replicas"):
         replicas = READER.items(fields["replicas"], _read_replica)
-    return StagePlan(**{**fields, "replicas": replicas})
+    assignments: tuple[Assignment | None, ...] = ()
+    if "assignments" in fields:
+        with at("assignments"):
+            assignments = read_assignments(fields["assignments"])
+    return StagePlan(**{**fields, "replicas": replicas, "assignments": assignments})
 
 
 def _read_replica(value: Any) -> Replica:

@@ -104,6 +104,20 @@ def reshard_path(value: Value, source: Layout, target: Layout, mesh: LinkedMesh)
     return reshard_table(value.shape, value.item_bytes, mesh).path(source, target)
 
 
+def arrival_s(value: Value, mesh: LinkedMesh) -> dict[Layout, float]:
+    """Seconds to bring a value that comes from elsewhere into each layout.
+
+    Every byte comes in once: the devices hold as small pieces as can be, and gather from there.
+    """
+    table = reshard_table(value.shape, value.item_bytes, mesh)
+    parts = {
+        layout: ways(layout, mesh.axes) for layout in table.index if not layout.partial
+    }
+    pieces = [table.index[layout] for layout, n in parts.items() if n == max(parts.values())]
+    nearest = table.seconds[pieces].min(axis=0)
+    return {layout: float(nearest[table.index[layout]]) for layout in parts}
+
+
 def reshard_table(shape: tuple[int, ...], item_bytes: float, mesh: LinkedMesh) -> ReshardTable:
     """All pairs of layouts of an array; partial ones too, as where a path begins or passes."""
     size_bytes = item_bytes * float(np.prod(shape, dtype=np.float64))

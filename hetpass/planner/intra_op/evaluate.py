@@ -16,7 +16,7 @@ from hetpass.cost.operations import (
     touched_share,
     wanted_layouts,
 )
-from hetpass.cost.reshard import Kind, reshard_path
+from hetpass.cost.reshard import Kind, arrival_s, reshard_path
 from hetpass.ir.operation_graph import (
     Assignment,
     Layout,
@@ -25,7 +25,7 @@ from hetpass.ir.operation_graph import (
     Value,
 )
 from hetpass.planner.intra_op.dataflow import Dataflow
-from hetpass.planner.intra_op.setting import Setting
+from hetpass.planner.intra_op.setting import Setting, arrives
 from hetpass.planner.intra_op.strategies import divides, free_factors
 
 When = Literal["forward", "backward", "once"]
@@ -230,8 +230,12 @@ class _Meter:
             local = self.local_bytes(value, self.assignment.stored[v])
             if value.role == "parameter" and v not in trained:
                 self.state_bytes += local
-            if value.role == "example" and self.flow.readers[v]:
+            if value.role == "example":
                 self.seconds["forward"] += local / self.setting.bandwidth
+            if arrives(value, self.setting):
+                when: When = "backward" if value.role == "cotangent" else "forward"
+                prices = arrival_s(value, self.setting.mesh)
+                self.seconds[when] += prices[self.assignment.stored[v]]
 
 
 def _violations(graph: OperationGraph, setting: Setting, assignment: Assignment) -> Iterator[str]:

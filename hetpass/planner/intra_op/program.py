@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hetpass.cost.layouts import layouts, ways, whole
 from hetpass.cost.operations import compute_ways, operation_s, touched_share
-from hetpass.cost.reshard import ReshardTable, reshard_table
+from hetpass.cost.reshard import ReshardTable, arrival_s, reshard_table
 from hetpass.ir.operation_graph import (
     Assignment,
     Layout,
@@ -26,7 +26,7 @@ from hetpass.ir.operation_graph import (
 )
 from hetpass.planner.intra_op.dataflow import Dataflow
 from hetpass.planner.intra_op.pbqp import Edge, Floats, Problem
-from hetpass.planner.intra_op.setting import Setting
+from hetpass.planner.intra_op.setting import Setting, arrives
 from hetpass.planner.intra_op.strategies import Liberties, Strategy, strategies
 
 Indices = NDArray[np.int64]
@@ -224,8 +224,11 @@ class _Builder:
             memory = self.setting.held * local
         if value.role == "parameter":
             memory = local
-        if value.role == "example":  # read from where it was put
+        if value.role == "example":  # copied from the host beforehand, and read
             seconds = self.setting.num_microbatches * local / self.setting.bandwidth
+        if arrives(value, self.setting):
+            prices = arrival_s(value, self.setting.mesh)
+            seconds = self.setting.num_microbatches * np.array([prices[c] for c in choices])
         self.stored[number] = self.add(Node("stored", number, choices), seconds, memory)
 
     def candidates(self, number: int) -> tuple[Layout, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hetpass.cost.analytic import Assumptions
 from hetpass.cost.logical_meshes import LinkedMesh
 from hetpass.ir.devices import DeviceKind
+from hetpass.ir.operation_graph import Value
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Setting:
       num_microbatches: M, in a step.
       in_flight: microbatches whose residuals are held at once.
       recompute: forward runs again before backward, and residuals of one microbatch are held.
+      alone: what neighbouring layers give comes from other devices, and its arrival is priced.
       assumed: shares of peak figures.
     """
 
@@ -27,6 +29,7 @@ class Setting:
     num_microbatches: int = 1
     in_flight: int = 1
     recompute: bool = False
+    alone: bool = True
     assumed: Assumptions = field(default_factory=Assumptions)
 
     @property
@@ -38,3 +41,8 @@ class Setting:
     def bandwidth(self) -> float:
         """Of device memory, as reached, bytes per second."""
         return self.kind.memory_bandwidth * self.assumed.bandwidth
+
+
+def arrives(value: Value, setting: Setting) -> bool:
+    """Whether a value comes from other devices in every microbatch."""
+    return setting.alone and value.role in ("activation", "cotangent")

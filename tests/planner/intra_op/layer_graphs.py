@@ -52,7 +52,8 @@ class Tape:
             g = grads[result]
             if self.values[a].role != "example":
                 self.give(grads, a, self._product(f"{out},{right}->{left}", g, b, sizes))
-            self.give(grads, b, self._product(f"{left},{out}->{right}", a, g, sizes))
+            if self.values[b].role != "example":
+                self.give(grads, b, self._product(f"{left},{out}->{right}", a, g, sizes))
 
         self.pulls.append(pull)
         return result
@@ -256,15 +257,44 @@ def _dims(text):
     return found
 
 
-def mlp(batch, width, layers, hidden=None):
-    """`layers` products with a nonlinearity after each, from width to width over hidden."""
+def mlp(batch, width, layers, hidden=None, *, first=False):
+    """`layers` products with a nonlinearity after each, from width to width over hidden.
+
+    The first layers of a model read examples, whose gradient nobody wants.
+    """
     tape = Tape()
-    x = start = tape.value((batch, width), "activation")
+    x = start = tape.value((batch, width), "example" if first else "activation")
     wide = hidden or width
     for k in range(layers):
         shape = (width, wide) if k % 2 == 0 else (wide, width)
         w = tape.value(shape, "parameter", f"w{k}")
         x = tape.elementwise("tanh", tape.product("bi,ij->bj", x, w))
+    return tape.graph([x], [] if first else [start])
+
+
+def embedding(batch, length, vocabulary, width):
+    """Rows of a table."""
+    tape = Tape()
+    ids = tape.value((batch, length), "example", item_bytes=4)
+    table = tape.value((vocabulary, width), "parameter", "table")
+    return tape.graph([tape.lookup(table, ids)], [])
+
+
+def moe(groups, tokens, experts, capacity, width, hidden):
+    """GShard's mixture of experts: tokens are dispatched to experts and combined again.
+
+    Lepikhin et al. 2021, section 3: G groups of S tokens, E experts, C tokens for each.
+    """
+    tape = Tape()
+    x = start = tape.value((groups, tokens, width), "activation")
+    dispatch = tape.value((groups, tokens, experts, capacity), "example")
+    combine = tape.value((groups, tokens, experts, capacity), "example")
+    up = tape.value((experts, width, hidden), "parameter", "up")
+    down = tape.value((experts, hidden, width), "parameter", "down")
+    y = tape.product("gsec,gsm->egcm", dispatch, x)
+    y = tape.elementwise("relu", tape.product("egcm,emh->egch", y, up))
+    y = tape.product("egch,ehm->egcm", y, down)
+    x = tape.product("gsec,egcm->gsm", combine, y)
     return tape.graph([x], [start])
 
 

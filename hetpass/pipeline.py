@@ -1,6 +1,6 @@
 """The passes in order: the only module that knows which comes after which.
 
-    trace -> split -> segment -> plan -> schedule -> partition -> compile -> run
+    trace -> split -> segment -> summarize -> plan -> schedule -> partition -> compile -> run
 
 Between two passes stands one hook: it times the pass, verifies its value, and tells an observer.
 No pass reads a clock or checks its own work.
@@ -10,38 +10,52 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 import jax
 
-from hetpass.analysis.fingerprint import fingerprint
-from hetpass.analysis.held_bytes import activation_bytes, fixed_bytes
+from hetpass.analysis.summarize import summarize
 from hetpass.backend.compile import CompiledStep, compile
-from hetpass.errors import SplitError
+from hetpass.cost.analytic import Assumptions
+from hetpass.cost.tables import TableOptions
+from hetpass.errors import PlanError, SplitError
 from hetpass.frontend.microbatch import SplitOptions, split
 from hetpass.frontend.segment import segment
 from hetpass.frontend.trace import Signature, trace
 from hetpass.ir.cluster import Cluster
+from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
-from hetpass.ir.program import Layered, Staged, StepProgram, Traced
+from hetpass.ir.program import Layered, SliceInput, Staged, StepProgram, Traced
 from hetpass.ir.schedule import Schedule
 from hetpass.ir.timeline import Timeline
 from hetpass.ir.verify import verify
-from hetpass.planner.default import default_plan
-from hetpass.planner.schedule_choice import ScheduleChoice, choose_schedule, plan_schedule
-from hetpass.planner.stage_costs import StageNumbers, limits_bytes, pipeline_costs
-from hetpass.schedules.costs import PipelineCosts
+from hetpass.planner.baselines import baseline
+from hetpass.planner.judge import AUTO, FAMILY
+from hetpass.planner.plan_tables import lane_limits_bytes, plan_costs
+from hetpass.planner.schedule_choice import (
+    ScheduleChoice,
+    choose_schedule,
+    plan_schedule,
+    uncounted,
+)
+from hetpass.planner.search import SearchOptions, SearchResult, microbatch_numbers, search
+from hetpass.schedules.make import schedule_names
 from hetpass.simulator import simulate
 from hetpass.transforms.beside import stages_beside
 from hetpass.transforms.partition import partition, partition_layers
+from hetpass.transforms.recipes import region_recipes
 
 T = TypeVar("T")
 
 DEFAULT_SCHEDULE = "1f1b"
+ASSUMED = Assumptions(launch_s=50e-6)
+"""What is assumed of devices where nothing was measured."""
+
 _MICROBATCHES_PER_STAGE = 4
+_SHARED_SUBMESHES = ("interleaved", "zb-v")
 
 
 @contextmanager
@@ -80,6 +94,49 @@ Observer = Callable[[PassRecord], None]
 
 
 @dataclass(frozen=True)
+class Summarized:
+    """A step cut into layers, and what the planner knows of them.
+
+    Attributes:
+      notes: what the choice of microbatches should be known for.
+    """
+
+    layered: Layered
+    facts: ProgramFacts
+    notes: tuple[str, ...] = ()
+
+
+Known = MutableMapping[int, Summarized]
+"""One traced step, by number of microbatches."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a plan is made for.
+
+    Attributes:
+      num_microbatches: M, or "auto".
+      schedule: a name, or "auto".
+      split: how the step may be split.
+      planner: the name of a baseline; None: our own search.
+    """
+
+    num_microbatches: int | Literal["auto"] = "auto"
+    schedule: str = AUTO
+    split: SplitOptions = field(default_factory=SplitOptions)
+    planner: str | None = None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A plan for a step, and the search that found it."""
+
+    step: Summarized
+    plan: Plan
+    search: SearchResult | None
+
+
+@dataclass(frozen=True)
 class Passes:
     """Runs passes with the hook between them.
 
@@ -106,42 +163,88 @@ class Passes:
         program: StepProgram = self._run("split", lambda: split(traced, num_microbatches, options))
         return self._run("segment", lambda: segment(program))
 
-    def layers_for(
-        self, traced: Traced, cluster: Cluster, options: SplitOptions
-    ) -> tuple[Layered, str]:
-        """split and segment with a number of microbatches of our choice, and a note on it."""
+    def summarized(
+        self, traced: Traced, num_microbatches: int, options: SplitOptions
+    ) -> Summarized:
+        """split, segment, summarize."""
+        layered = self.layers(traced, num_microbatches, options)
+        region = layered.program.region
+        remade = region_recipes(region.eqns, region.invars)
+        return Summarized(layered, self._run("summarize", lambda: summarize(layered, remade)))
+
+    def summarized_for(
+        self, traced: Traced, cluster: Cluster, wanted: Wanted, known: Known
+    ) -> Summarized:
+        """The layers for the number of microbatches that is asked for.
+
+        If none is asked for, for a number of our choice: a plan may still have another one.
+        """
+        if isinstance(wanted.num_microbatches, int):
+            return self._known(traced, wanted.num_microbatches, wanted, known)
         count = choose_microbatches(traced, cluster)
         try:
-            return self.layers(traced, count, options), ""
+            return self._known(traced, count, wanted, known)
         except SplitError as refusal:
             if count == 1:
                 raise
-            return self.layers(traced, 1, options), (
-                f"one microbatch: {count} were tried, and refused: {refusal.what}"
-            )
+            note = f"one microbatch: {count} were tried, and refused: {refusal.what}"
+            return replace(self._known(traced, 1, wanted, known), notes=(note,))
 
-    def plan(self, layered: Layered, cluster: Cluster, schedule: str) -> Plan:
-        """The default plan: each group a stage, layers by their FLOPs and the groups' rates."""
-        program = layered.program
-        flops = [f + b for f, b in zip(layered.forward_flops, layered.backward_flops, strict=True)]
-        plan = default_plan(
-            cluster,
-            flops if any(flops) else [1.0] * layered.num_layers,
-            program.num_microbatches,
-            microbatch_size=max(1, (program.traced.batch_size or 1) // program.num_microbatches),
-            schedule=schedule,
-        )
-        return self._run("plan", lambda: replace(plan, fingerprint=fingerprint(layered)))
+    def _known(self, traced: Traced, count: int, wanted: Wanted, known: Known) -> Summarized:
+        if count not in known:
+            known[count] = self.summarized(traced, count, wanted.split)
+        return known[count]
 
-    def schedule(self, layered: Layered, plan: Plan, cluster: Cluster) -> ScheduleChoice:
+    def plan(self, traced: Traced, cluster: Cluster, wanted: Wanted, known: Known) -> Decided:
+        """The planner's own plan, or that of the baseline that is asked for.
+
+        The number of microbatches is searched on facts from one of them. If the program cut into
+        the best number has other layers after all, it is planned again with that number; numbers
+        that the frontend refuses are left out.
+
+        Args:
+          known: layers by number of microbatches, made before; new ones are added.
+
+        Raises:
+          SplitError, PlanError: nothing can be run, or nothing fits.
+        """
+        first = self.summarized_for(traced, cluster, wanted, known)
+        numbers = _numbers(first, wanted)
+        while True:
+            found, result = self._search(first, cluster, wanted, numbers)
+            count = found.num_microbatches
+            try:
+                chosen = self._known(traced, count, wanted, known)
+            except SplitError:
+                numbers = tuple(m for m in numbers if m != count)
+                continue
+            if chosen.facts.fingerprint != first.facts.fingerprint:
+                found, result = self._search(chosen, cluster, wanted, (count,))
+            plan = replace(found, fingerprint=chosen.facts.fingerprint)
+            return Decided(replace(chosen, notes=first.notes), plan, result)
+
+    def _search(
+        self, step: Summarized, cluster: Cluster, wanted: Wanted, numbers: tuple[int, ...]
+    ) -> tuple[Plan, SearchResult | None]:
+        options = search_options(wanted, numbers)
+        if wanted.planner is not None:
+            name = wanted.planner
+            other = self._run("plan", lambda: baseline(name, step.facts, cluster, options))
+            if other.evaluation is None:
+                raise _baseline_fits_nothing(name)
+            return _open(other.evaluation.plan, wanted, step.layered), None
+        result = self._run("plan", lambda: search(step.facts, cluster, options))
+        return _open(result.plan, wanted, step.layered), result
+
+    def schedule(self, step: Summarized, plan: Plan, cluster: Cluster) -> ScheduleChoice:
         """Decides what the plan leaves open about its schedule; the plan then says it."""
         return self._run(
             "schedule",
             lambda: choose_schedule(
                 plan,
-                stage_costs(layered, plan, cluster),
-                has_backward=any(layered.backward),
-                limits_bytes=limits_bytes(plan, cluster),
+                plan_costs(plan, step.facts, cluster, ASSUMED),
+                has_backward=any(step.layered.backward),
+                limits_bytes=lane_limits_bytes(plan, cluster, ASSUMED),
             ),
         )
 
@@ -219,33 +322,46 @@ def step_schedule(staged: Staged, plan: Plan) -> Schedule:
     )
 
 
-def stage_costs(layered: Layered, plan: Plan, cluster: Cluster) -> PipelineCosts:
-    """Seconds and bytes of the plan's stages and links, as far as sizes and peak rates tell."""
-    stages = plan.pipelines[0].stages
-    stage_of = [i for i, s in enumerate(stages) for _ in range(s.first_layer, s.last_layer + 1)]
-    activations = activation_bytes(layered, stage_of)
-    fixed = fixed_bytes(layered, stage_of)
-    numbers = []
-    for i, stage in enumerate(stages):
-        span = slice(stage.first_layer, stage.last_layer + 1)
-        last = stage.last_layer
-        numbers.append(
-            StageNumbers(
-                forward_flops=sum(layered.forward_flops[span]),
-                backward_flops=sum(layered.backward_flops[span]),
-                sent_bytes=layered.cut_bytes[last] if last < layered.num_layers - 1 else 0.0,
-                activation_bytes=activations[i],
-                fixed_bytes=fixed[i],
-            )
-        )
-    return pipeline_costs(plan, cluster, tuple(numbers))
-
-
-def planned_timeline(layered: Layered, plan: Plan, cluster: Cluster) -> Timeline:
+def planned_timeline(step: Summarized, plan: Plan, cluster: Cluster) -> Timeline:
     """One step by the plan's schedule, as the simulator plays it."""
-    schedule = plan_schedule(plan, has_backward=any(layered.backward))
-    timeline = simulate(schedule, stage_costs(layered, plan, cluster))
+    schedule = plan_schedule(plan, has_backward=any(step.layered.backward))
+    timeline = simulate(schedule, plan_costs(plan, step.facts, cluster, ASSUMED))
     return timeline.renamed(dict(zip(timeline.lanes, plan.lane_names, strict=True)))
+
+
+def search_options(wanted: Wanted, numbers: tuple[int, ...]) -> SearchOptions:
+    """What is searched for a wish. Schedules that share submeshes are put on a plan afterwards."""
+    searched = wanted.schedule in schedule_names() and wanted.schedule not in _SHARED_SUBMESHES
+    return SearchOptions(
+        num_microbatches=numbers,
+        schedule=wanted.schedule if searched else AUTO,
+        tables=TableOptions(assumed=ASSUMED),
+    )
+
+
+def _open(plan: Plan, wanted: Wanted, layered: Layered) -> Plan:
+    """The plan with the schedule that is asked for; counts stand where they say all of it."""
+    if wanted.schedule in FAMILY and any(layered.backward):
+        return plan
+    return replace(uncounted(plan), schedule=wanted.schedule)
+
+
+def _numbers(step: Summarized, wanted: Wanted) -> tuple[int, ...]:
+    """The numbers of microbatches that may be planned with."""
+    program = step.layered.program
+    if isinstance(wanted.num_microbatches, int):
+        return (wanted.num_microbatches,)
+    if not any(isinstance(source, SliceInput) for source in program.region_inputs):
+        return (1,)
+    return microbatch_numbers(step.facts.batch_size, None)
+
+
+def _baseline_fits_nothing(name: str) -> PlanError:
+    return PlanError(
+        "HP-PLAN-MEMORY",
+        f"no plan of {name!r} fits into the memory of the cluster",
+        ways_out=["leave the plan to the search"],
+    )
 
 
 def choose_microbatches(traced: Traced, cluster: Cluster) -> int:

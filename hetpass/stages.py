@@ -10,7 +10,6 @@ from typing import Any, Literal
 import jax
 
 from hetpass.analysis.explain import explain
-from hetpass.analysis.fingerprint import fingerprint
 from hetpass.backend.report import FragmentReport
 from hetpass.companion import LocalLeader
 from hetpass.errors import ExecutionError, TraceError
@@ -18,10 +17,13 @@ from hetpass.frontend.microbatch import SplitOptions
 from hetpass.frontend.trace import Signature
 from hetpass.ir import program as ir
 from hetpass.ir.cluster import Cluster
+from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
 from hetpass.ir.timeline import Timeline
 from hetpass.pictures.plot_timelines import plot_timelines
-from hetpass.pipeline import Observer, Passes, planned_timeline
+from hetpass.pipeline import Known, Observer, Passes, Summarized, Wanted, planned_timeline
+from hetpass.planner.baselines import BASELINES
+from hetpass.planner.search import SearchResult
 from hetpass.remote_step import Call, RemoteLeader, compile_remote
 from hetpass.runtime.distributed.driver import DistributedRuntime
 from hetpass.runtime.distributed.workers import Workers
@@ -107,6 +109,17 @@ class Traced:
     call: Call = field(repr=False)
     cluster: Cluster
     settings: Settings = field(repr=False)
+    _known: Known = field(default_factory=dict, repr=False, compare=False)
+
+    def on(self, cluster: Cluster) -> Traced:
+        """The same step for another cluster; what is known of the step is not worked out again."""
+        return replace(self, cluster=cluster)
+
+    @property
+    def facts(self) -> ProgramFacts:
+        """All that the planner knows of the step, as numbers: `facts.save("facts.json")`."""
+        passes, wanted = self.settings.passes, self._wanted(None, None)
+        return passes.summarized_for(self.program, self.cluster, wanted, self._known).facts
 
     def plan(
         self,
@@ -124,12 +137,11 @@ class Traced:
           PlanError: nothing fits.
         """
         settings = self.settings
-        if settings.plan is not None:
+        if settings.plan is not None and settings.plan not in BASELINES:
             return self.with_plan(settings.plan)
-        count = num_microbatches or settings.num_microbatches
-        layered, note = self._layers(count)
-        plan = settings.passes.plan(layered, self.cluster, schedule or settings.schedule)
-        return self._scheduled(layered, plan, note)
+        wanted = self._wanted(num_microbatches, schedule)
+        found = settings.passes.plan(self.program, self.cluster, wanted, self._known)
+        return self._scheduled(found.step, found.plan, found.search)
 
     def with_plan(
         self, plan: Plan | str, *, num_microbatches: int | Literal["auto"] | None = None
@@ -144,35 +156,40 @@ class Traced:
           PlanError: it is for another program or cluster, or makes no sense.
         """
         settings = self.settings
-        count = num_microbatches or settings.num_microbatches
-        note = ""
-        if isinstance(plan, Plan):
-            layered = settings.passes.layers(
-                self.program, plan.num_microbatches, settings.options.split
-            )
-        else:
-            layered, note = self._layers(count)
+        count = plan.num_microbatches if isinstance(plan, Plan) else num_microbatches
+        wanted = self._wanted(count, None)
+        found = settings.passes.summarized_for(self.program, self.cluster, wanted, self._known)
+        if not isinstance(plan, Plan):
             plan = Plan.parse(
                 plan,
                 cluster=self.cluster,
-                num_layers=layered.num_layers,
-                num_microbatches=layered.program.num_microbatches,
+                num_layers=found.layered.num_layers,
+                num_microbatches=found.layered.program.num_microbatches,
                 schedule=settings.schedule,
             )
-            plan = replace(plan, fingerprint=fingerprint(layered))
-        plan.check(self.cluster, layered.num_layers, fingerprint(layered), self.program.batch_size)
-        return self._scheduled(layered, plan, note)
+            plan = replace(plan, fingerprint=found.facts.fingerprint)
+        plan.check(
+            self.cluster,
+            found.layered.num_layers,
+            found.facts.fingerprint,
+            self.program.batch_size,
+        )
+        return self._scheduled(found, plan, None)
 
-    def _scheduled(self, layered: ir.Layered, plan: Plan, note: str) -> Planned:
-        choice = self.settings.passes.schedule(layered, plan, self.cluster)
-        notes = (note, *choice.notes) if note else choice.notes
-        return Planned(self, layered, choice.plan, notes)
+    def _scheduled(self, step: Summarized, plan: Plan, search: SearchResult | None) -> Planned:
+        choice = self.settings.passes.schedule(step, plan, self.cluster)
+        return Planned(self, step, choice.plan, (*step.notes, *choice.notes), search)
 
-    def _layers(self, count: int | Literal["auto"]) -> tuple[ir.Layered, str]:
-        settings = self.settings
-        if count == "auto":
-            return settings.passes.layers_for(self.program, self.cluster, settings.options.split)
-        return settings.passes.layers(self.program, count, settings.options.split), ""
+    def _wanted(
+        self, num_microbatches: int | Literal["auto"] | None, schedule: str | None
+    ) -> Wanted:
+        settings, plan = self.settings, self.settings.plan
+        return Wanted(
+            num_microbatches or settings.num_microbatches,
+            schedule or settings.schedule,
+            settings.options.split,
+            plan if isinstance(plan, str) and plan in BASELINES else None,
+        )
 
     def __str__(self) -> str:
         return str(self.program)
@@ -184,15 +201,27 @@ class Planned:
 
     Attributes:
       traced: the step.
-      layered: the step cut into layers, for the plan's number of microbatches.
+      step: cut into layers for the plan's number of microbatches, with what is known of them.
       plan: the decisions, as data; `planned.plan.save("plan.json")`.
       notes: what the choice of the plan should be known for.
+      search: that found the plan; None: it came from elsewhere.
     """
 
     traced: Traced
-    layered: ir.Layered
+    step: Summarized = field(repr=False)
     plan: Plan
     notes: tuple[str, ...] = ()
+    search: SearchResult | None = field(default=None, repr=False)
+
+    @property
+    def layered(self) -> ir.Layered:
+        """The step cut into layers."""
+        return self.step.layered
+
+    @property
+    def facts(self) -> ProgramFacts:
+        """What the planner knows of the step."""
+        return self.step.facts
 
     @property
     def num_layers(self) -> int:
@@ -209,7 +238,7 @@ class Planned:
         Times come from FLOPs, peak rates and the cluster's links; what runs once per step is not
         in them. `Compiled.timeline` measures the same.
         """
-        return planned_timeline(self.layered, self.plan, self.traced.cluster)
+        return planned_timeline(self.step, self.plan, self.traced.cluster)
 
     def plot_timeline(self, path: str | Path | None = None) -> Any:
         """A picture of `timeline()`; written to `path` (.png, .svg, .pdf) if given.

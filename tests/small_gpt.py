@@ -35,7 +35,8 @@ class Training:
         return self.create(jax.random.key(0))
 
     def parallel(self, sizes: dict[str, int], num_microbatches: int, **settings: Any) -> Any:
-        """The decorated step on groups of virtual devices."""
+        """The decorated step on groups of virtual devices, a stage on each."""
+        settings.setdefault("plan", "even")
         cluster = hp.Cluster.emulated(sizes)
         return hp.het_parallelize(
             self.step, cluster=cluster, num_microbatches=num_microbatches, **settings

@@ -29,6 +29,7 @@ def _arguments(seed=0, batch=BATCH):
 
 
 def _parallel(fun=_step, num_microbatches=4, **settings):
+    settings.setdefault("plan", "even")  # a stage on each group
     cluster = hp.Cluster.emulated(CLUSTER)
     return hp.het_parallelize(fun, cluster=cluster, num_microbatches=num_microbatches, **settings)
 

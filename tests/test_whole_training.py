@@ -188,7 +188,7 @@ def _small_parallel(num_microbatches=4, schedule="1f1b"):
     cluster = hp.Cluster.emulated({"a": 2, "b": 1})
     draw = np.random.default_rng(3)
     parallel = hp.het_parallelize(
-        step, cluster=cluster, num_microbatches=num_microbatches, schedule=schedule
+        step, cluster=cluster, num_microbatches=num_microbatches, schedule=schedule, plan="even"
     )
     return parallel, mlp_params(draw, DIM, 12, 8, 4), regression(draw)
 

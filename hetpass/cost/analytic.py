@@ -25,11 +25,13 @@ class Assumptions:
       flops: of a kind's peak rate.
       bandwidth: of a kind's memory bandwidth.
       memory: of a device's memory; the rest is for the runtime, workspace and fragmentation.
+      launch_s: no share: what it takes to start one task of a stage.
     """
 
     flops: float = 0.5
     bandwidth: float = 0.8
     memory: float = 0.92
+    launch_s: float = 0.0
 
 
 PEAK = Assumptions(1.0, 1.0, 1.0)

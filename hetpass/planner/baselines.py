@@ -1,6 +1,6 @@
 """Other ways to plan, on the same facts and before the same judge. No JAX.
 
-    even          one stage per group, layers by count
+    even          one stage per group (while there are layers), layers by count
     single_group  the fastest group alone, planned as well as we can
     megatron      stages of equal size and equal layer counts over all devices, in the order of the
                   cluster; tensor parallel inside a host, data parallel across (Narayanan et al.,
@@ -27,6 +27,7 @@ from hetpass.ir.cluster import Cluster, DeviceGroup, DeviceKind, Link
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Pipeline, Plan, Replica, StagePlan
 from hetpass.planner.evaluate import Evaluation, evaluate, objective_s
+from hetpass.planner.schedule_choice import uncounted
 from hetpass.planner.search import SearchOptions, microbatch_numbers, search
 
 _JUDGED = 4
@@ -97,7 +98,7 @@ def _harp(
     for m in microbatch_numbers(facts.batch_size, options.num_microbatches):
         one = replace(options, order=names, schedule="h-1f1b", num_microbatches=(m,))
         try:
-            plans.append(_uncounted(search(facts, cluster, one).plan))
+            plans.append(_unnoted(search(facts, cluster, one).plan))
         except PlanError:
             continue
     return plans, "h-1f1b"
@@ -115,7 +116,7 @@ def _alpa(
         except PlanError:
             continue
         candidates = (found.best, *found.rejected)
-        plans += [_uncounted(candidate.plan) for candidate in candidates[:1]]
+        plans += [_unnoted(candidate.plan) for candidate in candidates[:1]]
     return plans, "1f1b"
 
 
@@ -161,18 +162,16 @@ def _mean_link(links: Sequence[Link | None]) -> Link | None:
     )
 
 
-def _uncounted(plan: Plan) -> Plan:
-    """Without in-flight counts, which the baseline's own schedule decides."""
-    pipeline = plan.pipelines[0]
-    stages = tuple(replace(stage, in_flight=None) for stage in pipeline.stages)
-    return Plan((Pipeline(stages, pipeline.num_microbatches),), plan.schedule, plan.fingerprint)
+def _unnoted(plan: Plan) -> Plan:
+    """Without predictions, and without in-flight counts, which the baseline's schedule decides."""
+    return replace(uncounted(plan), predictions={})
 
 
 def _even(
     facts: ProgramFacts, cluster: Cluster, options: SearchOptions
 ) -> tuple[Sequence[Plan], str]:
     groups = [(group, group.num_devices) for group in cluster.groups]
-    parts = [(g, tuple(range(n))) for g, n in groups]
+    parts = [(g, tuple(range(n))) for g, n in groups[: facts.num_layers]]
     return list(_equal_layers(facts, parts, options)), "1f1b"
 
 

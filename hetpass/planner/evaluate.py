@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetpass.cost.analytic import Assumptions, Submesh
-from hetpass.cost.tables import CostTables, group_rooms, link_tables, stage_table
+from hetpass.cost.analytic import Assumptions
+from hetpass.cost.tables import CostTables
 from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
 from hetpass.planner.judge import Judged, judged
 from hetpass.planner.objective import Pick, cheapest
+from hetpass.planner.plan_tables import plan_tables
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def evaluate(
         pipelines or replicas.
     """
     plan.check(cluster, facts.num_layers, facts.fingerprint)
-    tables, picks = _tables(plan, facts, cluster, assumed)
+    tables, picks = plan_tables(plan, facts, cluster, assumed)
     stages = plan.pipelines[0].stages
     counts = [stage.in_flight for stage in stages]
     chosen = tuple(c for c in counts if c is not None)
@@ -152,44 +153,11 @@ def objective_s(
     plan: Plan, facts: ProgramFacts, cluster: Cluster, assumed: Assumptions = Assumptions()
 ) -> float:
     """T of a plan by the program's objective, without simulation; infinite if it cannot run."""
-    tables, picks = _tables(plan, facts, cluster, assumed)
+    tables, picks = plan_tables(plan, facts, cluster, assumed)
     if _batch(plan, facts, cluster) or _missing(tables, picks, cluster):
         return math.inf
     found = cheapest(tables, picks)
     return found.step_s if found is not None else math.inf
-
-
-def _tables(
-    plan: Plan, facts: ProgramFacts, cluster: Cluster, assumed: Assumptions
-) -> tuple[CostTables, tuple[Pick, ...]]:
-    if len(plan.pipelines) > 1 or any(len(s.replicas) > 1 for s in plan.pipelines[0].stages):
-        raise PlanError(
-            "HP-PLAN-UNPRICED",
-            "plans of several pipelines, or of stages with several replicas, have no price yet",
-            ways_out=["give a plan of one pipeline, each stage on one submesh"],
-        )
-    m = plan.num_microbatches
-    names = [group.name for group in cluster.groups]
-    tables = []
-    picks = []
-    for index, stage in enumerate(plan.pipelines[0].stages):
-        replica = stage.replicas[0]
-        data = replica.axis_size("data")
-        submesh = Submesh(data, len(replica.devices) // data)
-        group = names.index(replica.group)
-        tables.append(stage_table(facts, cluster, group, submesh, m, stage.recompute, assumed))
-        picks.append(Pick(index, stage.first_layer, stage.last_layer + 1))
-    forward, backward, latency = link_tables(facts, cluster, facts.batch_size / m)
-    whole = CostTables(
-        facts.num_layers,
-        m,
-        group_rooms(cluster, assumed),
-        tuple(tables),
-        forward,
-        backward,
-        latency,
-    )
-    return whole, tuple(picks)
 
 
 def _batch(plan: Plan, facts: ProgramFacts, cluster: Cluster) -> list[str]:

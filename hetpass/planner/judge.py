@@ -15,13 +15,16 @@ from hetpass.errors import ScheduleError
 from hetpass.planner.adaptive import AdaptiveProblem, adaptive
 from hetpass.planner.objective import Pick, most_in_flight
 from hetpass.schedules.costs import LinkCost, PipelineCosts, StageCost
-from hetpass.schedules.make import make_schedule
+from hetpass.schedules.make import WEIGHT_SCHEDULES, make_schedule
 from hetpass.simulator.simulate import makespan_s
 
 FAMILY = ("1f1b", "h-1f1b", "eager-1f1b")
 """Schedules that in-flight counts alone tell apart."""
 
 AUTO, ADAPTIVE = "auto", "adaptive"
+
+WEIGHT_SHARE = 0.5
+"""Of a backward part: a product costs as much for its weights as for its input."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +42,43 @@ class Judged:
     step_s: float
 
 
-def pipeline_costs(tables: CostTables, picks: Sequence[Pick]) -> PipelineCosts:
-    """What schedules and the simulator know of these stages."""
+def pipeline_costs(
+    tables: CostTables,
+    picks: Sequence[Pick],
+    *,
+    weights_apart: bool = False,
+    lane_of: Sequence[int] | None = None,
+) -> PipelineCosts:
+    """What schedules and the simulator know of these stages.
+
+    Args:
+      weights_apart: weight gradients are tasks of their own.
+      lane_of: per stage, its lane; None: every stage has one of its own.
+    """
     stages = []
     for pick in picks:
         table, at = tables.stages[pick.table], (pick.first, pick.end)
+        backward_s, activation_bytes = (
+            float(table.backward_s[at]),
+            float(table.activation_bytes[at]),
+        )
+        weights_s = WEIGHT_SHARE * backward_s if weights_apart else 0.0
         stages.append(
             StageCost(
                 forward_s=float(table.forward_s[at]),
-                backward_s=float(table.backward_s[at]),
+                backward_s=backward_s - weights_s,
+                weight_s=weights_s,
                 update_s=float(table.once_s[at]),
-                activation_bytes=float(table.activation_bytes[at]),
+                activation_bytes=activation_bytes,
+                weight_bytes=activation_bytes if weights_apart else 0.0,
                 fixed_bytes=float(table.fixed_bytes[at]),
             )
         )
     links = []
-    for before, after in zip(picks, picks[1:], strict=False):
+    for i, (before, after) in enumerate(zip(picks, picks[1:], strict=False)):
+        if lane_of is not None and lane_of[i] == lane_of[i + 1]:
+            links.append(LinkCost(0.0, 0.0))
+            continue
         p, g = tables.stages[before.table].group, tables.stages[after.table].group
         shared = p != g
         links.append(
@@ -83,7 +107,7 @@ def judged(
         the given counts.
       in_flight: counts that the program, or whoever wrote the plan, chose.
     """
-    costs = pipeline_costs(tables, picks)
+    costs = pipeline_costs(tables, picks, weights_apart=schedule in WEIGHT_SCHEDULES)
     most = _room(tables, picks)
     if most is None:
         return None

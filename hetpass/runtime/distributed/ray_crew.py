@@ -11,14 +11,18 @@ import contextlib
 import os
 import re
 import secrets
+import signal
 import socket
+import sys
 import threading
 import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -50,6 +54,8 @@ _MALLOC = {
 }
 _CAUSE_S = 3.0
 """How long a lost connection may be explained by a process that died."""
+_GRACE_S = 0.5
+"""What a worker is given to end by itself."""
 _START_S = 180.0
 
 
@@ -65,6 +71,17 @@ class WorkerStart:
     cores: tuple[int, ...]
     repeats: int
     config: Mapping[str, Any]
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a worker is: its address, a port that is free there, its process, Ray's node."""
+
+    address: str
+    port: int
+    pid: int
+    node: str
 
 
 @dataclass(frozen=True)
@@ -80,13 +97,14 @@ class WorkerProcess:
     def __init__(self) -> None:
         self._worker: Any = None
 
-    def host(self) -> tuple[str, int, int]:
-        """(address, a free port, process id) of this process."""
+    def host(self) -> Host:
+        """Where this process is."""
         import ray
 
         address = ray.util.get_node_ip_address()
         with socket.create_server((address, 0)) as server:
-            return address, server.getsockname()[1], os.getpid()
+            port = server.getsockname()[1]
+        return Host(address, port, os.getpid(), ray.get_runtime_context().get_node_id())
 
     def start(self, start: WorkerStart, coordinator: str) -> str | Failed:
         """Makes the Worker; its transport's address."""
@@ -136,12 +154,12 @@ class RayCrew:
     """
 
     def __init__(self, cluster: Cluster, options: WorkerOptions) -> None:
-        self._ray = _imported()
         self.seats = seats_of(cluster)
         self._options = options
-        self._own_ray = _connect(self._ray, options, len(self.seats))
+        self._ray, self._own_ray = _connected(options, len(self.seats))
         self._actors: list[Any] = []
-        self._pids: list[int] = []
+        self._hosts: list[Host] = []
+        self._asked: deque[Any] = deque(maxlen=64)
         self._failure: HetpassError | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -161,7 +179,7 @@ class RayCrew:
     @property
     def pids(self) -> tuple[int, ...]:
         """The process of each worker."""
-        return tuple(self._pids)
+        return tuple(host.pid for host in self._hosts)
 
     # -- starting -----------------------------------------------------------------------------
 
@@ -171,8 +189,7 @@ class RayCrew:
             group = cluster.group(seat.group)
             actor = ray.remote(WorkerProcess)
             self._actors.append(actor.options(**_actor_options(group, seat, options)).remote())
-        hosts = self._got([actor.host.remote() for actor in self._actors], "start")
-        self._pids = [pid for _, _, pid in hosts]
+        self._hosts = self._got([actor.host.remote() for actor in self._actors], "start")
         token = secrets.token_bytes(32)
         here = "127.0.0.1" if self._own_ray else None
         starts = [
@@ -189,13 +206,15 @@ class RayCrew:
                 tuple(options.cores.get(seat.group, ())),
                 options.repeats.get(seat.group, 1),
                 {name: getattr(jax.config, name) for name in _CONFIG if hasattr(jax.config, name)},
+                # Imported before the watch begins: while a library is loaded nothing is answered.
+                tuple(sorted(name for name in sys.modules if name.startswith("hetpass."))),
             )
             for seat in self.seats
         ]
         promises = []
         for start, actor in zip(starts, self._actors, strict=True):
-            address, port, _ = hosts[start.seat.place - start.seat.host]
-            promises.append(actor.start.remote(start, f"{here or address}:{port}"))
+            first = self._hosts[start.seat.place - start.seat.host]
+            promises.append(actor.start.remote(start, f"{here or first.address}:{first.port}"))
         addresses = self._got(promises, "import JAX and hetpass")
         peers: dict[int, Any] = dict(enumerate(addresses))
         if options.transport == "ray":
@@ -225,7 +244,9 @@ class RayCrew:
 
     def ask(self, place: int, method: str, *args: Any) -> Any:
         self._raise_failure()
-        return self._actors[place].ask.remote(method, *args)
+        promise = self._actors[place].ask.remote(method, *args)
+        self._asked.append(promise)
+        return promise
 
     def wait(self, promises: Sequence[Any]) -> list[Any]:
         waiting = list(promises)
@@ -251,7 +272,8 @@ class RayCrew:
     def _ending(self, error: Exception) -> HetpassError:
         """The crew ends; the reason that stands behind the error."""
         until_s = time.monotonic() + _CAUSE_S
-        while self._failure is None and _may_follow_a_death(error) and time.monotonic() < until_s:
+        while self._failure is None and _is_consequence(error) and time.monotonic() < until_s:
+            error = self._first_cause() or error
             time.sleep(0.05)
         if self._failure is not None:
             self.close()
@@ -262,6 +284,16 @@ class RayCrew:
             error = self._watch.explained(error)
         self._fail(error)
         return error
+
+    def _first_cause(self) -> HetpassError | None:
+        """What went wrong in another worker, if anything did."""
+        done, _ = self._ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        for promise in done:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                answer = self._ray.get(promise)
+                if isinstance(answer, Failed) and not _is_consequence(answer.error):
+                    return answer.error
+        return None
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -316,9 +348,21 @@ class RayCrew:
     # -- ending -------------------------------------------------------------------------------
 
     def _kill(self) -> None:
+        """Ends the actors, and by a signal those that do not listen any more."""
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 self._ray.kill(actor, no_restart=True)
+        here = self._ray.get_runtime_context().get_node_id()
+        for host in self._hosts:
+            if host.node == here:
+                end_process(host.pid)
+            else:
+                place = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+                ending = self._ray.remote(end_process).options(
+                    num_cpus=0, scheduling_strategy=place(host.node, soft=True)
+                )
+                with contextlib.suppress(Exception):
+                    self._ray.wait([ending.remote(host.pid)], timeout=_CAUSE_S)
 
     def close(self) -> None:
         if self._ended.is_set():
@@ -350,21 +394,49 @@ def _first_line(error: Exception) -> str:
     ]
 
 
-def _may_follow_a_death(error: Exception) -> bool:
-    codes = ("HP-RUN-PEER", "HP-RUN-STOPPED", "HP-RUN-FAILED")
+def _is_consequence(error: Exception) -> bool:
+    """Whether something else may have gone wrong before."""
+    codes = ("HP-RUN-PEER", "HP-RUN-STOPPED", "HP-RUN-GONE")
     return not isinstance(error, HetpassError) or error.code in codes
 
 
-def _imported() -> Any:
+def end_process(pid: int) -> None:
+    """Ends a worker of this machine that is still there after a moment."""
+    until_s = time.monotonic() + _GRACE_S
+    command = Path(f"/proc/{pid}/cmdline")
+    with contextlib.suppress(OSError):
+        while b"WorkerProcess" in command.read_bytes():
+            if time.monotonic() > until_s:
+                os.kill(pid, signal.SIGKILL)
+                return
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """A Ray that is imported and started here listens at 127.0.0.1 alone."""
+    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # for this alone: the name tells where it is usual
+    before = os.environ.get(name)
+    os.environ[name] = "0"
     try:
-        import ray
-    except ImportError as error:
-        raise ExecutionError(
-            "HP-RUN-RAY",
-            "Ray is not installed",
-            ways_out=["pip install 'hetpass[ray]'", 'runtime="local"'],
-        ) from error
-    return ray
+        yield
+    finally:
+        os.environ.pop(name) if before is None else os.environ.update({name: before})
+
+
+def _connected(options: WorkerOptions, num_workers: int) -> tuple[Any, bool]:
+    """Ray, and whether it was started here."""
+    alone = options.address is None and options.interface is None
+    with _loopback_only() if alone else contextlib.nullcontext():
+        try:
+            import ray
+        except ImportError as error:
+            raise ExecutionError(
+                "HP-RUN-RAY",
+                "Ray is not installed",
+                ways_out=["pip install 'hetpass[ray]'", 'runtime="local"'],
+            ) from error
+        return ray, _connect(ray, options, num_workers)
 
 
 def _connect(ray: Any, options: WorkerOptions, num_workers: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -27,6 +28,8 @@ def start_worker(start: Any, coordinator: str) -> Worker:
         os.sched_setaffinity(0, start.cores)
     for name, value in start.config.items():
         jax.config.update(name, value)
+    for name in start.modules:
+        importlib.import_module(name)
     if seat.hosts > 1:
         jax.distributed.initialize(coordinator, seat.hosts, seat.host)
     devices = jax.devices()

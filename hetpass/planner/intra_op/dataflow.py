@@ -75,11 +75,14 @@ class Dataflow:
                 kept.add(v)
         return frozenset(kept)
 
-    @cached_property
-    def repeated(self) -> frozenset[int]:
-        """Forward operations that run again where forward is recomputed: backward needs them."""
+    def repeated(self, *, alone: bool) -> frozenset[int]:
+        """Forward operations that run again where forward is recomputed: backward needs them.
+
+        Args:
+          alone: what the layer gives to the next is not needed again; inside a stage it is.
+        """
         operations = self.graph.operations
-        wanted = set(self.residuals)
+        wanted = set(self.residuals) | (set() if alone else set(self.graph.activations_out))
         found = set()
         for k in reversed(range(len(operations))):
             if operations[k].phase == "forward" and wanted & set(operations[k].results):

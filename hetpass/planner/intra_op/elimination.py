@@ -57,36 +57,56 @@ class Eliminated:
 def eliminated(
     problem: Problem, kept: Sequence[int] = (), most_entries: int = MOST_ENTRIES
 ) -> Eliminated | None:
-    """Eliminates all nodes but the kept ones; None if a table would be larger than allowed.
-
-    The next node is always the one whose table is smallest, the lowest number of equals.
-    """
-    sizes = [len(costs) for costs in problem.nodes]
+    """Eliminates all nodes but the kept ones; None if that takes more entries than allowed."""
+    order = elimination_order(problem, kept)
+    if order.entries > most_entries:
+        return None
     tables = [_Table((k,), costs) for k, costs in enumerate(problem.nodes)]
     tables += [_Table(edge, costs) for edge, costs in problem.edges.items()]
+    found = []
+    for node, others in order.nodes:
+        tables, best = _without(node, others, tables)
+        found.append((node, others, best))
+    left = tuple(sorted(kept))
+    total: Floats = np.zeros([len(problem.nodes[k]) for k in left])
+    for table in tables:
+        total = total + table.over(left)
+    return Eliminated(left, total, tuple(found))
+
+
+@dataclass(frozen=True)
+class Order:
+    """Attributes:
+    nodes: in the order of elimination, each with the nodes around it at that time.
+    entries: of all tables together.
+    """
+
+    nodes: tuple[tuple[int, tuple[int, ...]], ...]
+    entries: int
+
+
+def elimination_order(problem: Problem, kept: Sequence[int] = ()) -> Order:
+    """The next node is always the one whose table is smallest, the lowest number of equals."""
+    sizes = [len(costs) for costs in problem.nodes]
     around: dict[int, set[int]] = {k: set() for k in range(len(sizes))}
     for i, j in problem.edges:
         around[i].add(j)
         around[j].add(i)
     waiting = set(range(len(sizes))) - set(kept)
-    order = []
+    order: list[tuple[int, tuple[int, ...]]] = []
+    total = 0
+    of = {k: sizes[k] * prod(sizes[o] for o in around[k]) for k in waiting}
     while waiting:
-        entries = {k: sizes[k] * prod(sizes[o] for o in around[k]) for k in waiting}
-        node = min(waiting, key=lambda k: (entries[k], k))
-        if entries[node] > most_entries:
-            return None
+        node = min(waiting, key=lambda k: (of[k], k))
+        total += of[node]
         waiting.remove(node)
         others = tuple(sorted(around.pop(node)))
-        tables, best = _without(node, others, tables)
-        order.append((node, others, best))
+        order.append((node, others))
         for other in others:
             around[other] |= set(others)
             around[other] -= {node, other}
-    left = tuple(sorted(kept))
-    total: Floats = np.zeros([sizes[k] for k in left])
-    for table in tables:
-        total = total + table.over(left)
-    return Eliminated(left, total, tuple(order))
+            of[other] = sizes[other] * prod(sizes[o] for o in around[other])
+    return Order(tuple(order), total)
 
 
 def _without(

@@ -105,6 +105,7 @@ class _Meter:
         self.graph, self.setting, self.assignment = graph, setting, assignment
         self.flow = Dataflow(graph)
         self.mesh = setting.mesh.axes
+        self.again = self.flow.repeated(alone=setting.alone)
         self.seconds: dict[When, float] = {"forward": 0.0, "backward": 0.0, "once": 0.0}
         self.collectives: dict[tuple[When, Kind, tuple[str, ...]], Collective] = {}
         self.state_bytes = self.residual_bytes = self.gathered_bytes = 0.0
@@ -131,7 +132,7 @@ class _Meter:
 
     def times(self, number: int) -> tuple[When, ...]:
         phase = self.graph.operations[number].phase
-        if self.assignment.recompute and number in self.flow.repeated:
+        if self.assignment.recompute and number in self.again:
             return "forward", "backward"
         return (phase,)
 

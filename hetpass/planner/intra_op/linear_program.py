@@ -25,7 +25,9 @@ class Effort:
     Attributes:
       node_limit: of the branching.
       gap: relative, at which branching ends.
-      most_entries: in a table of an elimination.
+      most_entries: in the tables of an elimination, above which the linear program is used.
+      most_entries_pruned: where its dual told which choices can be left out.
+      most_states: of a boundary.
       prices: of memory that are tried in a row.
       limit_gap: under a memory limit, above which the integer program is used.
       most_variables: of that program.
@@ -33,7 +35,9 @@ class Effort:
 
     node_limit: int = 2000
     gap: float = 1e-9
-    most_entries: int = 1 << 18
+    most_entries: int = 1 << 21
+    most_entries_pruned: int = 1 << 25
+    most_states: int = 64
     prices: int = 12
     limit_gap: float = 1e-3
     most_variables: int = 40_000
@@ -68,16 +72,76 @@ def solved(problem: Problem, limit: Limit | None = None, effort: Effort = Effort
         allowed = limit is None or limit.at_most >= 0
         return Solved(() if allowed else None, 0.0, 0, "optimal" if allowed else "infeasible")
     program = _Program(problem)
-    scale = program.scale()
-    sums = program.sums()
     if limit is None:
-        relaxed = linprog(
-            program.objective / scale, A_eq=sums, b_eq=program.right, method="highs-ds"
-        )
-        if relaxed.status == 2:
+        relaxed = _relaxed(program)
+        if relaxed is None:
             return Solved(None, np.inf, 0, "infeasible")
-        if relaxed.status == 0 and program.is_integral(relaxed.x):
-            return Solved(program.choices(relaxed.x), relaxed.fun * scale, 0, "optimal")
+        if program.is_integral(relaxed.x):
+            return Solved(program.choices(relaxed.x), relaxed.bound, 0, "optimal")
+    return _branched(program, limit, effort)
+
+
+def slack(problem: Problem) -> Slack | None:
+    """The bound of the relaxation, and how much every choice lies above it; None: infeasible.
+
+    Reduced costs are never negative, and a choice needs a pair on each of its edges: so its own
+    reduced cost and the least of its pairs' on every edge add up.
+    """
+    program = _Program(problem)
+    relaxed = _relaxed(program)
+    if relaxed is None:
+        return None
+    first = program.first
+    above = np.maximum(relaxed.reduced_costs, 0.0)
+    nodes = []
+    for node, allowed in enumerate(program.allowed):
+        costs = np.full(len(problem.nodes[node]), np.inf)
+        costs[allowed] = above[first[node] : first[node + 1]]
+        nodes.append(costs)
+    edges, variable = {}, int(first[-1])
+    for i, j, one, other in program.pairs:
+        costs = np.full((len(nodes[i]), len(nodes[j])), np.inf)
+        rows, columns = program.allowed[i][one], program.allowed[j][other]
+        costs[rows, columns] = above[variable : variable + len(one)]
+        variable += len(one)
+        edges[i, j] = costs
+    for (i, j), costs in edges.items():
+        nodes[i] = nodes[i] + costs.min(axis=1)
+        nodes[j] = nodes[j] + costs.min(axis=0)
+    return Slack(relaxed.bound, Problem(tuple(nodes), edges))
+
+
+@dataclass(frozen=True, eq=False)
+class Slack:
+    """Attributes:
+    bound: no choices cost less.
+    above: choices with it, or pairs with it, cost at least so much more.
+    """
+
+    bound: float
+    above: Problem
+
+
+@dataclass(frozen=True, eq=False)
+class _Relaxed:
+    x: Floats
+    bound: float
+    reduced_costs: Floats
+
+
+def _relaxed(program: _Program) -> _Relaxed | None:
+    """The program without integrality; None if nothing is allowed."""
+    scale = program.scale()
+    found = linprog(
+        program.objective / scale, A_eq=program.sums(), b_eq=program.right, method="highs-ds"
+    )
+    if found.status != 0:
+        return None
+    return _Relaxed(found.x, found.fun * scale, found.lower.marginals * scale)
+
+
+def _branched(program: _Program, limit: Limit | None, effort: Effort) -> Solved:
+    scale, sums = program.scale(), program.sums()
     constraints = [LinearConstraint(sums, program.right, program.right)]
     if limit is not None:
         row, unit = program.row(limit.costs), max(limit.at_most, 1.0)

@@ -108,6 +108,8 @@ class Program:
             accumulators=kept["accumulator"],
             gathered_once=frozenset(once),
             recompute=self.setting.recompute,
+            links=tuple((k.latency_s, k.bandwidth) for k in self.setting.mesh.links),
+            reduce_scatter=self.setting.mesh.reduce_scatter,
         )
 
 
@@ -122,6 +124,7 @@ class _Builder:
     def __init__(self, graph: OperationGraph, setting: Setting) -> None:
         self.graph, self.setting, self.flow = graph, setting, Dataflow(graph)
         self.mesh = setting.mesh.axes
+        self.again = self.flow.repeated(alone=setting.alone)
         self.nodes: list[Node] = []
         self.seconds: list[Floats] = []
         self.memory: list[Floats] = []
@@ -186,7 +189,7 @@ class _Builder:
 
     def runs(self, number: int) -> int:
         """How often an operation runs in a step."""
-        again = self.setting.recompute and number in self.flow.repeated
+        again = self.setting.recompute and number in self.again
         count = self.graph.operations[number].count
         return self.setting.num_microbatches * count * (2 if again else 1)
 
@@ -350,7 +353,7 @@ class _Builder:
         """How often per microbatch a parameter is gathered, if not once per step."""
         phases = set(self.flow.reading_phases(value))
         readers = {reader.operation for reader in self.flow.readers[value]}
-        if self.setting.recompute and readers & self.flow.repeated:
+        if self.setting.recompute and readers & self.again:
             phases.add("backward")
         return len(phases)
 

@@ -7,7 +7,7 @@ adds the backward operations that differentiation would.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from hetpass.ir.operation_graph import Operation, OperationGraph, Parameter, ShardingRule, Value
@@ -353,3 +353,93 @@ def _last(tape, name, v, shape):
     sizes = tuple(max(a, b) for a, b in zip(shape, tape.shape(v), strict=True))
     rule = ShardingRule(sizes, (dims,), (dims,), whole=frozenset({rank - 1}))
     return tape.add(name, (v,), shape, rule, linear=True)
+
+
+def random_layer(rng, item_bytes, batch=8, width=6):
+    """A few products and nonlinearities, perhaps around a residual connection."""
+    tape = Tape(item_bytes=item_bytes)
+    x = start = tape.value((batch, width), "activation")
+    for k in range(rng.randint(1, 2)):
+        hidden = rng.choice((4, 12, 7))
+        w = tape.value((width, hidden), "parameter", f"w{k}")
+        y = tape.product("bi,ij->bj", x, w)
+        if rng.random() < 0.5:
+            y = tape.elementwise("tanh", y)
+        y = tape.product("bi,ij->bj", y, tape.value((hidden, width), "parameter", f"v{k}"))
+        x = tape.elementwise("add", x, y, linear=True) if rng.random() < 0.5 else y
+    if rng.random() < 0.3:
+        x = tape.along("norm", x, -1)
+    return tape.graph([x], [start])
+
+
+def stacked(graphs):
+    """One graph of several layers: what one gives, the next reads."""
+    values, forward, backward, parameters, accumulated = [], [], [], [], []
+    numbers = []
+    for layer, graph in enumerate(graphs):
+        own = {}
+        if layer:
+            inputs = [v for v, value in enumerate(graph.values) if value.role == "activation"]
+            given = [numbers[-1][v] for v in graphs[layer - 1].activations_out]
+            own = dict(zip(inputs, given, strict=True))
+        for v, value in enumerate(graph.values):
+            if v not in own:
+                own[v] = len(values)
+                values.append(value)
+        numbers.append(own)
+    # The cotangent that a layer reads is what the next one gives.
+    alias = {}
+    for layer, graph in enumerate(graphs[:-1]):
+        wanted = [v for v, value in enumerate(graph.values) if value.role == "cotangent"]
+        for v, given in zip(wanted, graphs[layer + 1].cotangents_out, strict=True):
+            alias[numbers[layer][v]] = numbers[layer + 1][given]
+    for layer in reversed(range(len(graphs))):
+        numbers[layer] = {v: alias.get(n, n) for v, n in numbers[layer].items()}
+
+    def moved(operation, own):
+        return replace(
+            operation,
+            operands=tuple(own[v] for v in operation.operands),
+            results=tuple(own[v] for v in operation.results),
+        )
+
+    for graph, own in zip(graphs, numbers, strict=True):
+        forward += [moved(o, own) for o in graph.operations if o.phase == "forward"]
+        parameters += [
+            replace(p, value=own[p.value], gradient=None if p.gradient is None else own[p.gradient])
+            for p in graph.parameters
+        ]
+        accumulated += [own[v] for v in graph.accumulated]
+    for graph, own in reversed(list(zip(graphs, numbers, strict=True))):
+        backward += [moved(o, own) for o in graph.operations if o.phase == "backward"]
+    return _compact(values, forward + backward, parameters, accumulated, graphs, numbers)
+
+
+def _compact(values, operations, parameters, accumulated, graphs, numbers):
+    """Drops values that nothing names any more."""
+    used = {v for o in operations for v in (*o.operands, *o.results)}
+    used |= {p.value for p in parameters}
+    keep = sorted(used)
+    place = {v: k for k, v in enumerate(keep)}
+    return OperationGraph(
+        tuple(values[v] for v in keep),
+        tuple(
+            replace(
+                o,
+                operands=tuple(place[v] for v in o.operands),
+                results=tuple(place[v] for v in o.results),
+            )
+            for o in operations
+        ),
+        tuple(
+            replace(
+                p,
+                value=place[p.value],
+                gradient=None if p.gradient is None else place[p.gradient],
+            )
+            for p in parameters
+        ),
+        activations_out=tuple(place[numbers[-1][v]] for v in graphs[-1].activations_out),
+        cotangents_out=tuple(place[numbers[0][v]] for v in graphs[0].cotangents_out),
+        accumulated=tuple(place[v] for v in accumulated),
+    )

@@ -1,0 +1,219 @@
+"""The best assignment of every range of layers, from one boundary table per layer kind. No JAX.
+
+Layers meet only at their boundary values. So the least cost of a range is a min-plus product of the
+tables of its layers: `cost(i, j)[s, t] = min over u of cost(i, j - 1)[s, u] + table(j - 1)[u, t]`.
+All ranges that end at the same layer are extended at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpass.cost.reshard import arrival_s, reshard_path
+from hetpass.ir.operation_graph import Value
+from hetpass.planner.intra_op.boundary import BoundaryTable, left_values, right_values
+from hetpass.planner.intra_op.pbqp import Floats
+
+States = NDArray[np.int64]
+Measure = Callable[[int, int, int], Floats]
+"""(layer kind, left state, right state) -> quantities that add up over layers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Every range of layers, entry [first, end]; infinite where first >= end.
+
+    Attributes:
+      tables, kinds: what it was made from.
+      costs: of the best assignment, in the unit of the tables.
+      lower: no assignment costs less.
+    """
+
+    tables: tuple[BoundaryTable, ...]
+    kinds: tuple[int, ...]
+    costs: Floats
+    lower: Floats
+    _steps: tuple[_Step, ...]
+
+    def path(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The left and right state of each layer of a range, as numbers of its table's states."""
+        found = []
+        for _, rows, left, right in self._walk(end):
+            at = np.flatnonzero(rows == first)
+            if len(at):
+                found.append((int(left[at[0]]), int(right[at[0]])))
+        return found[::-1]
+
+    def summed(self, measure: Measure, quantities: int) -> Floats:
+        """Quantities of the best assignment of every range: [first, end, quantity]."""
+        count = len(self.kinds)
+        shapes = [(len(t.left), len(t.right), quantities) for t in self.tables]
+        values = [np.full(shape, np.nan) for shape in shapes]
+        for end in range(1, count + 1):
+            for layer, _, left, right in self._walk(end):
+                kind = self.kinds[layer]
+                missing = np.isnan(values[kind][left, right, 0])
+                for s, t in sorted(set(zip(left[missing], right[missing], strict=True))):
+                    values[kind][s, t] = measure(kind, int(s), int(t))
+        total = np.full((count, count + 1, quantities), np.inf)
+        for end in range(1, count + 1):
+            total[:end, end] = 0.0
+            for layer, rows, left, right in self._walk(end):
+                total[rows, end] += values[self.kinds[layer]][left, right]
+            total[~np.isfinite(self.costs[:, end]), end] = np.inf
+        return total
+
+    def ends(self, end: int) -> tuple[States, States]:
+        """Per first layer of a range with this end, the states at its left and right."""
+        left_ends, right_ends = np.zeros(end, dtype=np.int64), np.zeros(end, dtype=np.int64)
+        for layer, rows, left, right in self._walk(end):
+            if layer == end - 1:
+                right_ends[rows] = right
+            left_ends[layer] = left[rows == layer][0] if (rows == layer).any() else 0
+        return left_ends, right_ends
+
+    def _walk(self, end: int) -> Iterator[tuple[int, States, States, States]]:
+        """From the last layer to the first: (layer, firsts, left states, right states)."""
+        rows = np.flatnonzero(np.isfinite(self.costs[:end, end]))
+        right = self._steps[end - 1].last[rows]
+        for layer in range(end - 1, -1, -1):
+            step = self._steps[layer]
+            keep = rows <= layer
+            rows, right = rows[keep], right[keep]
+            if not len(rows):
+                return
+            before = step.before[rows, right]
+            left = before.copy()
+            inner = rows < layer
+            left[inner] = step.entered[before[inner], right[inner]]
+            yield layer, rows, left, right
+            right = before
+            # Ranges that begin here have no layer before; they are dropped in the next turn.
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One layer, for all ranges that hold it.
+
+    Attributes:
+      before: [first, right state] -> the right state of the layer before; of the range's first
+        layer its own left state.
+      entered: [right state of the layer before, own right state] -> own left state.
+      last: [first] -> right state, if the range ends here.
+    """
+
+    before: States
+    entered: States
+    last: States
+
+
+def chained(tables: Sequence[BoundaryTable], kinds: Sequence[int]) -> Chain:
+    """The best assignment of every range.
+
+    Args:
+      tables: per layer kind, all for the same mesh and number of microbatches.
+      kinds: of every layer, in order.
+    """
+    costs, steps = _forward(tables, kinds, [table.costs for table in tables])
+    lower, _ = _forward(tables, kinds, [table.lower for table in tables])
+    return Chain(tuple(tables), tuple(kinds), costs, lower, steps)
+
+
+def _forward(
+    tables: Sequence[BoundaryTable], kinds: Sequence[int], costs: Sequence[Floats]
+) -> tuple[Floats, tuple[_Step, ...]]:
+    count = len(kinds)
+    joined: dict[tuple[int, int], tuple[Floats, States]] = {}
+    starts = [_arrivals(table, 0) for table in tables]
+    finishes = [_arrivals(table, 1) for table in tables]
+    total = np.full((count, count + 1), np.inf)
+    steps = []
+    reached: Floats = np.zeros((0, 0))
+    for layer, kind in enumerate(kinds):
+        own = starts[kind][:, None] + costs[kind]
+        extended, before = np.zeros((0, own.shape[1])), np.zeros((0, own.shape[1]), dtype=np.int64)
+        entered = np.zeros((1, own.shape[1]), dtype=np.int64)
+        if layer:
+            pair = kinds[layer - 1], kind
+            if pair not in joined:
+                joined[pair] = _min_plus(_meeting(tables[pair[0]], tables[kind]), costs[kind])
+            table, entered = joined[pair]
+            extended, before = _min_plus(reached, table)
+        reached = np.vstack([extended, own.min(axis=0)])
+        before = np.vstack([before, own.argmin(axis=0)])
+        finished = reached + finishes[kind]
+        total[: layer + 1, layer + 1] = finished.min(axis=1)
+        steps.append(_Step(before, entered, finished.argmin(axis=1)))
+    return total, tuple(steps)
+
+
+def _min_plus(one: Floats, other: Floats) -> tuple[Floats, States]:
+    """The least sum over what is between, and where it is."""
+    least = np.full((len(one), other.shape[1]), np.inf)
+    where = np.zeros(least.shape, dtype=np.int64)
+    for between in range(len(other)):
+        sums = one[:, between, None] + other[None, between, :]
+        better = sums < least
+        least = np.where(better, sums, least)
+        where = np.where(better, between, where)
+    return least, where
+
+
+def _arrivals(table: BoundaryTable, side: int) -> Floats:
+    """Per state at an end of a range: seconds in which what comes from other stages arrives."""
+    graph, setting = table.made.graph, table.made.setting
+    numbers = (left_values, right_values)[side](graph)
+    states = (table.left, table.right)[side]
+    total = np.zeros(len(states))
+    for position, v in enumerate(numbers):
+        value = graph.values[v]
+        if value.role in ("activation", "cotangent"):
+            prices = arrival_s(value, setting.mesh)
+            total += [prices[state[position]] for state in states]
+    return setting.num_microbatches * total
+
+
+def _meeting(before: BoundaryTable, after: BoundaryTable) -> Floats:
+    """[right state, left state] -> 0 where the two layers agree; infinite where they do not.
+
+    Values are matched in order. What has no match comes from, or goes to, layers further away, and
+    arrives. If no states agree, values are resharded in between.
+    """
+    ones, others = right_values(before.made.graph), left_values(after.made.graph)
+    matches = _matched(
+        [before.made.graph.values[v] for v in ones], [after.made.graph.values[v] for v in others]
+    )
+    mesh, count = after.made.setting.mesh, after.made.setting.num_microbatches
+    apart = np.zeros((len(before.right), len(after.left)))
+    moved = np.zeros_like(apart)
+    for one, other in matches:
+        value = after.made.graph.values[others[other]]
+        apart += [[0.0 if s[one] == t[other] else np.inf for t in after.left] for s in before.right]
+        moved += [
+            [reshard_path(value, s[one], t[other], mesh).seconds for t in after.left]
+            for s in before.right
+        ]
+    arriving = np.zeros_like(apart)
+    for numbers, states, taken, own in (
+        (ones, before.right, {m[0] for m in matches}, before),
+        (others, after.left, {m[1] for m in matches}, after),
+    ):
+        for position, v in enumerate(numbers):
+            value = own.made.graph.values[v]
+            if position not in taken and value.role in ("activation", "cotangent"):
+                prices = arrival_s(value, mesh)
+                column = np.array([count * prices[state[position]] for state in states])
+                arriving += column[:, None] if own is before else column[None, :]
+    return arriving + (apart if np.isfinite(apart).any() else count * moved)
+
+
+def _matched(ones: Sequence[Value], others: Sequence[Value]) -> list[tuple[int, int]]:
+    """Positions of values that are the same on both sides, in order."""
+    alike = [[(v.shape, v.item_bytes) for v in side] for side in (ones, others)]
+    blocks = SequenceMatcher(None, alike[0], alike[1], autojunk=False).get_matching_blocks()
+    return [(b.a + k, b.b + k) for b in blocks for k in range(b.size)]

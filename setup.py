@@ -14,9 +14,8 @@ EXTRAS = {
         "ruff>=0.14",
         "mypy>=1.15",
         "import-linter>=2.3",
-        "sphinx>=8",
-        "myst-parser>=4",
     ],
+    "docs": ["sphinx>=8", "myst-parser>=4"],
     "rich": ["rich>=13"],
     "plot": ["matplotlib>=3.8"],
     "ray": ["ray>=2.50"],
@@ -43,6 +42,7 @@ setup(
         "networkx>=3.2",
     ],
     extras_require=EXTRAS,
+    entry_points={"console_scripts": ["hetpass = hetpass.tools.main:main"]},
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Science/Research",

@@ -20,12 +20,14 @@ import jax
 from hetpass.analysis.summarize import summarize
 from hetpass.backend.compile import CompiledStep, compile
 from hetpass.cost.analytic import Assumptions
+from hetpass.cost.calibrate import measured_facts
 from hetpass.cost.tables import TableOptions
 from hetpass.errors import PlanError, SplitError
 from hetpass.frontend.microbatch import SplitOptions, split
 from hetpass.frontend.segment import segment
 from hetpass.frontend.trace import Signature, trace
 from hetpass.ir.cluster import Cluster
+from hetpass.ir.device_profile import DeviceProfile
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
 from hetpass.ir.program import Layered, SliceInput, Staged, StepProgram, Traced
@@ -143,10 +145,12 @@ class Passes:
     Attributes:
       observer: is told after every pass.
       verifying: every program-level value is verified (a few percent of the time of tracing).
+      profile: measured seconds of layers; None: none.
     """
 
     observer: Observer | None = None
     verifying: bool = True
+    profile: DeviceProfile | None = None
 
     def trace(
         self,
@@ -170,7 +174,10 @@ class Passes:
         layered = self.layers(traced, num_microbatches, options)
         region = layered.program.region
         remade = region_recipes(region.eqns, region.invars)
-        return Summarized(layered, self._run("summarize", lambda: summarize(layered, remade)))
+        facts = self._run("summarize", lambda: summarize(layered, remade))
+        if self.profile is not None:
+            facts = measured_facts(facts, self.profile)
+        return Summarized(layered, facts)
 
     def summarized_for(
         self, traced: Traced, cluster: Cluster, wanted: Wanted, known: Known

@@ -17,12 +17,25 @@ from hetpass.frontend.microbatch import SplitOptions
 from hetpass.frontend.trace import Signature
 from hetpass.ir import program as ir
 from hetpass.ir.cluster import Cluster
+from hetpass.ir.device_profile import DeviceProfile
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
 from hetpass.ir.timeline import Timeline
+from hetpass.pictures.html_table import html_table
+from hetpass.pictures.plot_memory import plot_memory
+from hetpass.pictures.plot_sharding import plot_sharding
 from hetpass.pictures.plot_timelines import plot_timelines
-from hetpass.pipeline import Known, Observer, Passes, Summarized, Wanted, planned_timeline
+from hetpass.pipeline import (
+    ASSUMED,
+    Known,
+    Observer,
+    Passes,
+    Summarized,
+    Wanted,
+    planned_timeline,
+)
 from hetpass.planner.baselines import BASELINES
+from hetpass.planner.evaluate import Evaluation, evaluate
 from hetpass.planner.search import SearchResult
 from hetpass.remote_step import Call, RemoteLeader, compile_remote
 from hetpass.runtime.distributed.driver import DistributedRuntime
@@ -45,6 +58,8 @@ class Options:
       devices: the JAX devices that groups take theirs from; None: `jax.devices()`.
       verify: check every program between passes.
       observer: called with a `hetpass.pipeline.PassRecord` after every pass.
+      profile: what was measured of the step's layers (`hetpass profile`); it goes before what
+        FLOPs and peak rates say.
     """
 
     batch_axes: Mapping[str, int | None] = field(default_factory=dict)
@@ -54,6 +69,7 @@ class Options:
     devices: Sequence[jax.Device] | None = None
     verify: bool = True
     observer: Observer | None = None
+    profile: DeviceProfile | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_statistics", "routing"):
@@ -86,7 +102,7 @@ class Settings:
 
     @property
     def passes(self) -> Passes:
-        return Passes(self.options.observer, self.options.verify)
+        return Passes(self.options.observer, self.options.verify, self.options.profile)
 
     def devices(self) -> Sequence[jax.Device]:
         return self.options.devices if self.options.devices is not None else jax.devices()
@@ -96,7 +112,7 @@ class Settings:
 # The stages
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Traced:
     """A step as one jaxpr, for one set of argument shapes. Prints as text.
 
@@ -194,8 +210,13 @@ class Traced:
     def __str__(self) -> str:
         return str(self.program)
 
+    def __repr__(self) -> str:
+        equations, size = len(self.program.jaxpr.eqns), self.program.batch_size
+        batch = "no batch" if size is None else f"batch {size}"
+        return f"<Traced {self.program.name}: {equations} equations, {batch}>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Planned:
     """A traced step and the plan for it.
 
@@ -249,8 +270,43 @@ class Planned:
         Raises:
           ExecutionError: HP-RUN-PLOT, matplotlib is not installed.
         """
-        title = f"{self.traced.program.name}, schedule {self.plan.schedule}"
-        return plot_timelines({title: self.timeline()}, path)
+        return plot_timelines({self._title: self.timeline()}, path)
+
+    def plot_memory(self, path: str | Path | None = None) -> Any:
+        """A picture of what each stage holds on a device, against what it may use.
+
+        Otherwise as `plot_timeline`.
+        """
+        return plot_memory(self._evaluation().stages, path, title=self._title)
+
+    def plot_sharding(self, path: str | Path | None = None) -> Any:
+        """A picture of the cluster: which device computes which layers, and its place on the mesh.
+
+        Otherwise as `plot_timeline`.
+        """
+        return plot_sharding(self.plan, self.traced.cluster, path)
+
+    @property
+    def _title(self) -> str:
+        return f"{self.traced.program.name}, schedule {self.plan.schedule}"
+
+    def _evaluation(self) -> Evaluation:
+        return evaluate(self.plan, self.facts, self.traced.cluster, ASSUMED)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        rows = [
+            (
+                str(number),
+                f"{stage.first_layer}-{stage.last_layer}",
+                ", ".join(f"{r.group}[{len(r.devices)}]" for r in stage.replicas),
+                ", ".join(f"{name}={size}" for name, size in stage.replicas[0].mesh),
+            )
+            for pipeline in self.plan.pipelines
+            for number, stage in enumerate(pipeline.stages)
+        ]
+        head = ("stage", "layers", "devices", "mesh")
+        return html_table(self._title, head, rows, self.explain())
 
     def compile(self) -> Compiled:
         """One set of XLA executables per mesh group, and the transfers between them.
@@ -272,8 +328,15 @@ class Planned:
     def __str__(self) -> str:
         return self.explain()
 
+    def __repr__(self) -> str:
+        plan = self.plan
+        return (
+            f"<Planned {self.traced.program.name}: {plan.num_layers} layers on {plan.num_stages} "
+            f"stages, {plan.num_microbatches} microbatches, schedule {plan.schedule}>"
+        )
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Compiled:
     """A step that runs: call it as the step itself, for the shapes that it was traced with.
 
@@ -355,6 +418,9 @@ class Compiled:
 
     def __str__(self) -> str:
         return f"{self.planned.explain()}\n{self.staged}"
+
+    def __repr__(self) -> str:
+        return repr(self.planned).replace("<Planned", "<Compiled", 1)
 
 
 def _check_state(program: ir.Traced, leaves: Sequence[ir.InputLeaf], state: Any) -> None:

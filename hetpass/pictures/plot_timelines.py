@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hetpass.errors import ExecutionError
 from hetpass.ir.timeline import Span, SpanKind, Timeline
+from hetpass.pictures.matplotlib_figure import (
+    BYTES,
+    LANE_COLOURS,
+    SECONDS,
+    figure_of,
+    plain,
+    saved,
+    unit_of,
+)
 
 COLOURS: Mapping[SpanKind, str] = MappingProxyType(
     {
@@ -31,16 +39,12 @@ _NAMES: Mapping[SpanKind, str] = MappingProxyType(
     }
 )
 _IDLE = "#ececec"
-_LANE_CYCLE = ("#1f4e79", "#c0504d", "#5b8c3a", "#7f5fa8", "#b8860b", "#3a8c8c", "#a0522d", "#555")
 _LANE_IN, _LINK_IN, _MEMORY_IN, _FRAME_IN = 0.42, 0.2, 1.3, 0.55
 _MIN_LABEL_SHARE = 0.0085
 """A task narrower than this share of the picture carries no number."""
 
 _MIN_EDGE_SHARE = 0.004
 """Nor is one narrower than this drawn with an edge, which would hide it."""
-
-_BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
-_SECONDS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
 def plot_timelines(
@@ -62,7 +66,6 @@ def plot_timelines(
     Raises:
       ExecutionError: HP-RUN-PLOT, matplotlib is not installed.
     """
-    figure_module = _matplotlib()
     rows: list[tuple[str, Timeline, str, float]] = []
     for title, timeline in timelines.items():
         tracks = _LANE_IN * len(timeline.lanes) + _LINK_IN * len(timeline.links)
@@ -71,16 +74,16 @@ def plot_timelines(
             rows.append((title, timeline, "memory", _MEMORY_IN))
     heights = [height for *_, height in rows]
     total_in = sum(heights) + _FRAME_IN * (len(rows) + 1)
-    figure = figure_module.Figure(figsize=(width_in, total_in), layout="constrained")
+    figure = figure_of(width_in, total_in)
     axes = figure.subplots(len(rows), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     end_s = max((t.makespan_s for t in timelines.values()), default=0.0)
-    unit, scale = _unit(end_s, _SECONDS)
+    unit, scale = unit_of(end_s, SECONDS)
     most_bytes = max((c.peak_bytes for t in timelines.values() for c in t.memory), default=0.0)
     for axis, (title, timeline, what, _) in zip(axes, rows, strict=True):
         if what == "tracks":
             _draw_tracks(axis, timeline, scale, end_s)
             head = f"{title}: {timeline.makespan_s / scale:.4g} {unit}"
-            axis.set_title(_plain(head), loc="left", fontsize=10)
+            axis.set_title(plain(head), loc="left", fontsize=10)
         else:
             _draw_memory(axis, timeline, scale, most_bytes)
         for side in ("top", "right"):
@@ -89,21 +92,7 @@ def plot_timelines(
     axes[-1].set_xlabel(f"time, {unit}", fontsize=9)
     axes[-1].set_xlim(0, end_s / scale * 1.005 or 1)
     _legend(figure, timelines)
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure
-
-
-def _matplotlib() -> Any:
-    try:
-        from matplotlib import figure
-    except ImportError:
-        raise ExecutionError(
-            "HP-RUN-PLOT",
-            "pictures need matplotlib, which is not installed",
-            ways_out=("pip install 'hetpass[plot]'",),
-        ) from None
-    return figure
+    return saved(figure, path)
 
 
 def _draw_tracks(axis: Any, timeline: Timeline, scale: float, end_s: float) -> None:
@@ -124,7 +113,7 @@ def _draw_tracks(axis: Any, timeline: Timeline, scale: float, end_s: float) -> N
         top += height
         centres.append(centre)
         labels.append(track if is_lane else f"link {track}")
-    axis.set_yticks(centres, [_plain(label) for label in labels])
+    axis.set_yticks(centres, [plain(label) for label in labels])
     axis.set_ylim(top + 0.04, -0.04)
 
 
@@ -159,7 +148,7 @@ def _draw_span(
 
 
 def _draw_memory(axis: Any, timeline: Timeline, scale: float, most_bytes: float) -> None:
-    unit, bytes_scale = _unit(most_bytes, _BYTES)
+    unit, bytes_scale = unit_of(most_bytes, BYTES)
     for index, curve in enumerate(timeline.memory):
         times = [(t - timeline.start_s) / scale for t in curve.times_s]
         held = [h / bytes_scale for h in curve.held_bytes]
@@ -168,8 +157,8 @@ def _draw_memory(axis: Any, timeline: Timeline, scale: float, most_bytes: float)
             [*held, held[-1]],
             where="post",
             lw=1.3,
-            label=_plain(curve.track),
-            color=_LANE_CYCLE[index % len(_LANE_CYCLE)],
+            label=plain(curve.track),
+            color=LANE_COLOURS[index % len(LANE_COLOURS)],
         )
     axis.set_ylim(0, most_bytes / bytes_scale * 1.05 or 1)
     axis.set_ylabel(f"memory, {unit}", fontsize=8)
@@ -185,13 +174,3 @@ def _legend(figure: Any, timelines: Mapping[str, Timeline]) -> None:
     figure.legend(
         handles=patches, loc="outside upper right", ncols=len(patches), fontsize=8, frameon=False
     )
-
-
-def _plain(text: str) -> str:
-    """Names are people's own: matplotlib shall not read them as formulas."""
-    return text.replace("$", r"\$")
-
-
-def _unit(most: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
-    """The largest unit that `most` holds at least once."""
-    return next(((name, scale) for name, scale in units if most >= scale), units[-1])

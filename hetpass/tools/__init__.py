@@ -1,0 +1,1 @@
+"""The command line: `hetpass COMMAND`. The only room that prints."""

@@ -1,0 +1,127 @@
+"""A plan with what it was made for, so that a saved plan can be explained and played. No JAX.
+
+`hetpass plan … -o plan.json` writes three files: `plan.json`, `plan.facts.json` (the program as
+numbers) and `plan.cluster.json`. Commands on `plan.json` find the other two beside it.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpass.errors import HetpassError, ToolError
+from hetpass.ir.cluster import Cluster
+from hetpass.ir.facts import ProgramFacts
+from hetpass.ir.plan import Plan
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A plan, the facts of its program, its cluster.
+
+    Attributes:
+      name: of the plan, for titles.
+    """
+
+    name: str
+    plan: Plan
+    facts: ProgramFacts
+    cluster: Cluster
+
+
+def companions(plan_path: Path) -> tuple[Path, Path]:
+    """Where the facts and the cluster of a saved plan lie."""
+    return plan_path.with_suffix(".facts.json"), plan_path.with_suffix(".cluster.json")
+
+
+def save_bundle(path: Path, bundle: Bundle) -> tuple[Path, ...]:
+    """Writes the three files; their paths.
+
+    Raises:
+      ToolError: HP-TOOL-WRITE, they cannot be written.
+    """
+    facts_path, cluster_path = companions(path)
+    try:
+        bundle.plan.save(path)
+        bundle.facts.save(facts_path)
+        bundle.cluster.to_file(cluster_path)
+    except OSError as error:
+        raise not_written(error) from None
+    return path, facts_path, cluster_path
+
+
+def not_written(error: OSError) -> ToolError:
+    """The refusal for a file that cannot be written."""
+    return ToolError(
+        "HP-TOOL-WRITE",
+        f"the file cannot be written: {error.strerror}",
+        where=str(error.filename or ""),
+        ways_out=["name a file in a folder that exists and may be written to"],
+    )
+
+
+def declare_plan(parser: ArgumentParser) -> None:
+    """The arguments of a command on one plan."""
+    parser.add_argument(
+        "plan", metavar="PLAN", help="plan.json, or a plan in one line (then with --facts)"
+    )
+    declare_origin(parser)
+
+
+def declare_origin(parser: ArgumentParser) -> None:
+    """Where facts and cluster are, if not beside the plan."""
+    parser.add_argument("--facts", metavar="FILE", help="default: beside the plan")
+    parser.add_argument("--cluster", metavar="FILE", help="default: beside the plan")
+    parser.add_argument(
+        "--microbatches", type=int, metavar="M", help="of a plan in one line; default: 8"
+    )
+
+
+def read_bundle(arguments: Namespace, plan: str | None = None) -> Bundle:
+    """The plan that a command line names, with facts and cluster.
+
+    Args:
+      plan: instead of `arguments.plan`.
+
+    Raises:
+      ToolError: HP-TOOL-FACTS, facts or cluster are not beside the plan and none are named.
+      HetpassError: a file is refused, or the three do not belong together.
+    """
+    text = plan if plan is not None else arguments.plan
+    is_file = text.endswith(".json")
+    path = Path(text)
+    loaded = Plan.load(path) if is_file else None
+    beside = companions(path) if is_file else (None, None)
+    chosen = []
+    for named, default, flag in zip(
+        (arguments.facts, arguments.cluster), beside, ("--facts", "--cluster"), strict=True
+    ):
+        file = Path(named) if named else default
+        if file is None or not (named or file.exists()):
+            raise _nothing_beside(text, flag, file)
+        chosen.append(file)
+    facts, cluster = ProgramFacts.load(chosen[0]), Cluster.from_file(chosen[1])
+    if loaded is None:
+        loaded = Plan.parse(
+            text,
+            cluster=cluster,
+            num_layers=facts.num_layers,
+            num_microbatches=arguments.microbatches or 8,
+        )
+    loaded.check(cluster, facts.num_layers, facts.fingerprint, facts.batch_size)
+    return Bundle(path.stem if is_file else text, loaded, facts, cluster)
+
+
+def _nothing_beside(text: str, flag: str, file: Path | None) -> HetpassError:
+    what = "facts of the program" if flag == "--facts" else "cluster"
+    return ToolError(
+        "HP-TOOL-FACTS",
+        f"the {what} that the plan was made for cannot be found",
+        where=text,
+        details=[f"looked for {file}"] if file else [],
+        ways_out=[
+            f"{flag} FILE",
+            "hetpass plan STEP --cluster FILE -o plan.json writes both beside the plan",
+        ],
+    )

@@ -1,0 +1,35 @@
+"""A plan on the simulator: costs and the Timeline of one step. No JAX."""
+
+from __future__ import annotations
+
+from hetpass.cost.analytic import Assumptions
+from hetpass.ir.timeline import Timeline
+from hetpass.planner.plan_tables import lane_limits_bytes, plan_costs
+from hetpass.planner.schedule_choice import choose_schedule, plan_schedule
+from hetpass.simulator import simulate
+from hetpass.tools.bundle import Bundle
+
+ASSUMED = Assumptions(launch_s=50e-6)
+"""What the planner assumes of devices where nothing was measured."""
+
+
+def has_backward(bundle: Bundle) -> bool:
+    """Whether the program computes gradients."""
+    return any(layer.backward_flops or layer.seconds for layer in bundle.facts.layers)
+
+
+def planned_timeline(bundle: Bundle) -> Timeline:
+    """One step as the simulator plays it; what the plan leaves open is decided first."""
+    costs = plan_costs(bundle.plan, bundle.facts, bundle.cluster, ASSUMED)
+    backward = has_backward(bundle)
+    choice = choose_schedule(
+        bundle.plan,
+        costs,
+        has_backward=backward,
+        limits_bytes=lane_limits_bytes(bundle.plan, bundle.cluster, ASSUMED),
+    )
+    timeline = simulate(plan_schedule(choice.plan, has_backward=backward), costs)
+    names = dict(zip(timeline.lanes, bundle.plan.lane_names, strict=True))
+    groups = [group.name for group in bundle.cluster.groups]
+    links = {f"{p}→{g}": f"{a}→{b}" for p, a in enumerate(groups) for g, b in enumerate(groups)}
+    return timeline.renamed(names | links)

@@ -68,7 +68,7 @@ def cluster(hosts: Mapping[str, int]) -> Cluster:
     size = 64e6
 
     def rate(one: DeviceGroup, other: DeviceGroup) -> Link:
-        return Link(0.0, measured.ring_rate(one, other, size))
+        return Link(0.0, measured.ring_rate(one, other, size, one.devices_per_host))
 
     groups = []
     for name, count in hosts.items():

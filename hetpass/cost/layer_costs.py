@@ -60,6 +60,9 @@ class LayerCosts(Protocol):
     def usable_bytes(self, group: DeviceGroup) -> float:
         """That a device has for what `RowCosts` counts."""
 
+    def gradient_bytes(self) -> Floats:
+        """Of every layer, whole."""
+
 
 @dataclass(frozen=True)
 class MemoryOverhead:
@@ -117,6 +120,10 @@ class ProfiledCosts:
     def usable_bytes(self, group: DeviceGroup) -> float:
         return group.kind.memory_bytes - self.memory.fixed_bytes
 
+    def gradient_bytes(self) -> Floats:
+        ways, sizes = next(iter(self.profile.sizes.items()))
+        return ways * np.array([size.parameter_bytes for size in sizes])
+
 
 @dataclass(frozen=True)
 class FactsCosts:
@@ -160,3 +167,6 @@ class FactsCosts:
 
     def usable_bytes(self, group: DeviceGroup) -> float:
         return group.kind.memory_bytes * self.assumed.memory
+
+    def gradient_bytes(self) -> Floats:
+        return np.array([layer.gradient_bytes for layer in self.facts.layers])

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from hetpass.errors import FactsError
 from hetpass.ir.cluster import Cluster, DeviceGroup
@@ -32,8 +33,10 @@ class Network(Protocol):
     ) -> float:
         """From a host of one group to a host of the other, where a host has so many streams."""
 
-    def ring_rate(self, one: DeviceGroup, other: DeviceGroup, size_bytes: float) -> float:
-        """Bytes per second between two hosts with all their devices at it."""
+    def ring_rate(
+        self, one: DeviceGroup, other: DeviceGroup, size_bytes: float, devices: int
+    ) -> float:
+        """Bytes per second between two hosts, of so many rings side by side, one a device."""
 
     def inside_rate(self, group: DeviceGroup, devices: int, size_bytes: float) -> float:
         """Bytes per second in a ring of so many devices of one host."""
@@ -55,7 +58,9 @@ class LinkNetwork:
         link = one.inter_host if one.name == other.name else self.cluster.link(one.name, other.name)
         return math.inf if link is None else link.latency_s + size_bytes * streams / link.bandwidth
 
-    def ring_rate(self, one: DeviceGroup, other: DeviceGroup, size_bytes: float) -> float:
+    def ring_rate(
+        self, one: DeviceGroup, other: DeviceGroup, size_bytes: float, devices: int
+    ) -> float:
         seconds = self.stream_s(one, other, size_bytes, 1)
         return size_bytes / seconds if seconds else math.inf
 
@@ -153,24 +158,33 @@ class MeasuredNetwork:
         together = max(rate for _, rate in known)
         return size_bytes / min(alone, together / streams)
 
-    def ring_rate(self, one: DeviceGroup, other: DeviceGroup, size_bytes: float) -> float:
-        return max(rate for _, rate in self._rates(one, other, size_bytes))
+    def ring_rate(
+        self, one: DeviceGroup, other: DeviceGroup, size_bytes: float, devices: int
+    ) -> float:
+        known = self._rates(one, other, size_bytes)
+        return max(rate * min(1.0, devices / count) for count, rate in known)
 
     def _rates(
         self, one: DeviceGroup, other: DeviceGroup, size_bytes: float
     ) -> Sequence[tuple[int, float]]:
         """Pairs of devices, and what they get together; the slower of both directions."""
-        names = one.kind.name, other.kind.name
-        by_count: dict[int, list[float]] = {}
-        for (first, second), curve in self.between.items():
-            if sorted((first[0], second[0])) == sorted(names) and first[1] == second[1]:
-                by_count.setdefault(first[1], []).append(curve.rate(size_bytes))
-        if not by_count:
-            _unknown(" and ".join(names), "between hosts")
-        return [(count, min(rates)) for count, rates in sorted(by_count.items())]
+        curves = self._by_kinds.get(frozenset((one.kind.name, other.kind.name)))
+        if curves is None:
+            _unknown(f"{one.kind.name} and {other.kind.name}", "between hosts")
+        return [(count, min(c.rate(size_bytes) for c in found)) for count, found in curves.items()]
+
+    @cached_property
+    def _by_kinds(self) -> Mapping[frozenset[str], Mapping[int, Sequence[Curve]]]:
+        """By the kinds at the ends, then by how many devices of each host; both directions."""
+        found: dict[frozenset[str], dict[int, list[Curve]]] = {}
+        for ((kind, count), (other, same)), curve in self.between.items():
+            if count == same:
+                by_count = found.setdefault(frozenset((kind, other)), {})
+                by_count.setdefault(count, []).append(curve)
+        return found
 
 
-def _unknown(names: str, where: str) -> None:
+def _unknown(names: str, where: str) -> NoReturn:
     READER.refuse(
         "KIND",
         f"no bandwidth was measured for {names} {where}",

@@ -5,24 +5,30 @@ of one group (`cost.layer_costs`), or several such rows that share every microba
 transfers are streams between hosts, which share what a host's network attains.
 
 When all pipelines are done, the gradient of a layer is summed over all that hold it: inside each
-host first, then in a ring over hosts (Patarasuk and Yuan 2009), in which a host's devices take part
-together. Rings of layers with the same hosts are one; a host does one ring after another.
+host first, then in a ring over hosts (Patarasuk and Yuan 2009). The devices of a row have rings
+side by side, each for its share of the layer; the rows of a host that hold the same layer share
+theirs. Rings of layers with the same holders are one. A row does one ring after another; the rings
+of a host's rows together get no more than the host attains.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from hetpass.cost.layer_costs import LayerCosts, RowCosts
 from hetpass.cost.network import Network
 from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster, DeviceGroup
 from hetpass.ir.plan import Pipeline, Plan, Replica, StagePlan
+from hetpass.ir.schedule import Schedule
+from hetpass.planner.judge import FAMILY
 from hetpass.schedules.costs import LinkCost, PipelineCosts, StageCost
-from hetpass.schedules.make import make_schedule
+from hetpass.schedules.make import make_schedule, policy
 from hetpass.simulator import makespan_s
 
 Host = tuple[str, int]
@@ -91,31 +97,89 @@ class Market:
     sync_overhead_s: float = 0.0
 
 
+class _Held(NamedTuple):
+    """A layer on a host: rows that hold it, and the fewest devices of one of them."""
+
+    copies: int
+    ways: int
+
+
+_Holders = tuple[tuple[Host, _Held], ...]
+
+
+class _Ring(NamedTuple):
+    """Seconds of a ring on a row that holds its layers, and of its bytes at a host's full rate."""
+
+    row_s: float
+    host_s: float
+
+
 def price(plan: Plan, market: Market) -> PlanPrice:
     """Seconds of a step and bytes of its devices.
 
     Raises:
       PlanError: the plan is of another cluster, or of other layers.
     """
-    plan.check(market.cluster, market.costs.num_layers)
-    if market.batch_size % plan.num_microbatches:
-        raise PlanError(
-            "HP-PLAN-MICROBATCHES",
-            f"a batch of {market.batch_size} cannot be cut into {plan.num_microbatches} equal "
-            "microbatches",
-            ways_out=["let the pipelines' microbatches add up to a divisor of the batch"],
-        )
-    return _Pricing(plan, market).result()
+    return Pricer(market).price(plan)
+
+
+class Pricer:
+    """Prices plans, and remembers what their parts came to."""
+
+    def __init__(self, market: Market) -> None:
+        self.market = market
+        self.groups = {group.name: group for group in market.cluster.groups}
+        self._rows: dict[tuple[str, int, float], RowCosts | None] = {}
+        self._played: dict[tuple[PipelineCosts, tuple[int, ...], int], float] = {}
+        self._schedules: dict[tuple[tuple[int, ...], int], Schedule] = {}
+
+    def price(self, plan: Plan) -> PlanPrice:
+        """As the function `price`."""
+        plan.check(self.market.cluster, self.market.costs.num_layers)
+        if self.market.batch_size % plan.num_microbatches:
+            raise PlanError(
+                "HP-PLAN-MICROBATCHES",
+                f"a batch of {self.market.batch_size} cannot be cut into {plan.num_microbatches} "
+                "equal microbatches",
+                ways_out=["let the pipelines' microbatches add up to a divisor of the batch"],
+            )
+        return _Pricing(plan, self).result()
+
+    def row(self, group: str, ways: int, examples: float) -> RowCosts | None:
+        """Costs of layers on a row of a group."""
+        key = group, ways, examples
+        if key not in self._rows:
+            self._rows[key] = self.market.costs.row(self.groups[group], ways, examples)
+        return self._rows[key]
+
+    def played_s(
+        self, costs: PipelineCosts, in_flight: tuple[int, ...], microbatches: int
+    ) -> float:
+        """Seconds of a pipeline under 1F1B."""
+        key = costs, in_flight, microbatches
+        if key not in self._played:
+            self._played[key] = makespan_s(self._schedule(in_flight, microbatches), costs)
+        return self._played[key]
+
+    def _schedule(self, in_flight: tuple[int, ...], microbatches: int) -> Schedule:
+        key = in_flight, microbatches
+        if key not in self._schedules:
+            self._schedules[key] = make_schedule(
+                "1f1b",
+                num_stages=len(in_flight),
+                num_microbatches=microbatches,
+                in_flight=in_flight,
+            )
+        return self._schedules[key]
 
 
 class _Pricing:
-    """The state of one plan's pricing: rows and pipelines that are alike are looked at once."""
+    """The state of one plan's pricing: pipelines that are alike are looked at once."""
 
-    def __init__(self, plan: Plan, market: Market) -> None:
-        self.plan, self.market = plan, market
-        self.examples = market.batch_size // plan.num_microbatches
-        self.groups = {group.name: group for group in market.cluster.groups}
-        self.rows: dict[tuple[str, int, float], RowCosts | None] = {}
+    def __init__(self, plan: Plan, pricer: Pricer) -> None:
+        self.plan, self.pricer, self.market = plan, pricer, pricer.market
+        self.examples = self.market.batch_size // plan.num_microbatches
+        self.groups = pricer.groups
         self.streams = self._streams()
         self.violations: list[str] = []
 
@@ -166,31 +230,47 @@ class _Pricing:
             held.append((stages[-1].fixed_bytes, stages[-1].activation_bytes))
         links = [self._link(a, b) for a, b in pairwise(pipeline.stages)]
         costs_of = PipelineCosts(tuple(stages), tuple(links))
-        counts = self._in_flight(index, pipeline, held)
+        rooms = self._rooms(index, pipeline, held)
+        played = {
+            counts: self.pricer.played_s(costs_of, counts, m)
+            for counts in self._in_flight(pipeline, rooms, costs_of)
+        }
+        counts = min(played, key=lambda counts: (played[counts], counts))
         used = tuple(f + n * a for (f, a), n in zip(held, counts, strict=True))
-        schedule = make_schedule(
-            "1f1b", num_stages=len(stages), num_microbatches=m, costs=costs_of, in_flight=counts
-        )
         seconds = tuple(s.forward_s + s.backward_s for s in stages)
-        return PipelinePrice(makespan_s(schedule, costs_of), counts, seconds, used)
+        return PipelinePrice(played[counts], counts, seconds, used)
 
-    def _in_flight(
+    def _rooms(
         self, index: int, pipeline: Pipeline, held: Sequence[tuple[float, float]]
-    ) -> tuple[int, ...]:
-        """As 1F1B has it, or fewer where memory is short; the plan's own counts where given."""
-        depth, m = len(pipeline.stages), pipeline.num_microbatches
-        counts: list[int] = []
+    ) -> list[int]:
+        """Per stage, the most microbatches in flight that fit, at least one."""
+        rooms = []
         for number, (stage, (fixed, each)) in enumerate(zip(pipeline.stages, held, strict=True)):
-            wanted = stage.in_flight or depth - number
-            rooms = [self._usable(replica) - fixed for replica in stage.replicas]
-            fitting = min(math.floor(room / each) if each else m for room in rooms)
-            if fitting < 1:
+            usable = min(self._usable(replica) for replica in stage.replicas)
+            fitting = pipeline.num_microbatches
+            if each:
+                fitting = min(fitting, math.floor((usable - fixed) / each))
+            if fitting < 1 or fixed > usable:
                 self.violations.append(
                     f"pipeline {index}: stage {number} needs {(fixed + each) / 1e9:.4g} GB on each "
-                    f"device and has {min(map(self._usable, stage.replicas)) / 1e9:.4g} GB"
+                    f"device and has {usable / 1e9:.4g} GB"
                 )
-            counts.append(max(1, min([wanted, fitting, m, *counts[-1:]])))
-        return tuple(counts)
+            rooms.append(max(1, fitting))
+        return rooms
+
+    def _in_flight(
+        self, pipeline: Pipeline, rooms: Sequence[int], costs: PipelineCosts
+    ) -> set[tuple[int, ...]]:
+        """What to choose from: the plan's own counts, else those of 1F1B, and, where transfers
+        overlap with compute, of its relatives that hide them; all cut down to what fits."""
+        m, depth = pipeline.num_microbatches, len(pipeline.stages)
+        own = [stage.in_flight for stage in pipeline.stages]
+        given = tuple(count for count in own if count is not None)
+        names = FAMILY if self.market.overlaps else FAMILY[:1]
+        wanted = [given]
+        if len(given) < depth:
+            wanted = [policy(name, costs=costs).counts(depth, m) for name in names]
+        return {tuple(itertools.accumulate(map(min, counts, rooms), min)) for counts in wanted}
 
     def _stage(self, stage: StagePlan, replica: Replica) -> StageCost | None:
         row = self._row(replica, self._share(stage, replica))
@@ -216,10 +296,7 @@ class _Pricing:
 
     def _row(self, replica: Replica, share: float) -> RowCosts | None:
         ways = len(replica.devices) // replica.axis_size("data")
-        key = replica.group, ways, share
-        if key not in self.rows:
-            self.rows[key] = self.market.costs.row(self.groups[replica.group], ways, share)
-        return self.rows[key]
+        return self.pricer.row(replica.group, ways, share)
 
     def _usable(self, replica: Replica) -> float:
         return self.market.costs.usable_bytes(self.groups[replica.group])
@@ -296,67 +373,84 @@ class _Pricing:
 
     def _update_s(self) -> float:
         seconds = 0.0
-        for _, stage, replica in self._placed():
+        for stage, replica in self._placed():
             row = self._row(replica, self._share(stage, replica))
             if row is not None:
                 layers = slice(stage.first_layer, stage.last_layer + 1)
                 seconds = max(seconds, float(row.update_s[layers].sum()))
         return seconds
 
-    def _placed(self) -> list[tuple[Pipeline, StagePlan, Replica]]:
+    def _placed(self) -> list[tuple[StagePlan, Replica]]:
         return [
-            (pipeline, stage, replica)
+            (stage, replica)
             for pipeline in self.plan.pipelines
             for stage in pipeline.stages
             for replica in stage.replicas
         ]
 
     def _sync_s(self) -> float:
-        """Per layer the hosts that hold it and how often; then rings over equal sets of hosts."""
+        """The busiest row, or the busiest host."""
+        holders = self._holders()
+        size_bytes: dict[_Holders, float] = {}
+        for key, size in holders:
+            size_bytes[key] = size_bytes.get(key, 0.0) + size
+        rings = {key: self._ring(key, size) for key, size in size_bytes.items()}
+        longest_s = 0.0
+        for stage, replica in self._placed():
+            keys = {holders[i][0] for i in range(stage.first_layer, stage.last_layer + 1)}
+            for host in self._hosts(replica):
+                own_s = [
+                    rings[key].row_s + self._gather_s(host, dict(key)[host].copies, size_bytes[key])
+                    for key in sorted(keys)
+                ]
+                longest_s = max(longest_s, math.fsum(own_s))
+        host_s: dict[Host, float] = {}
+        for key, ring in rings.items():
+            for host, _ in key:
+                host_s[host] = host_s.get(host, 0.0) + ring.host_s
+        crosses = any(ring.row_s > 0 for ring in rings.values())
+        overhead_s = self.market.sync_overhead_s if crosses else 0.0
+        return max(longest_s, *host_s.values()) + overhead_s
+
+    def _holders(self) -> list[tuple[_Holders, float]]:
+        """Per layer, the hosts that hold it, and the bytes of its whole gradient."""
         layers = self.market.costs.num_layers
-        copies: list[dict[Host, int]] = [{} for _ in range(layers)]
+        held_by: list[dict[Host, _Held]] = [{} for _ in range(layers)]
         size_bytes = [0.0] * layers
-        for _, stage, replica in self._placed():
+        for stage, replica in self._placed():
             row = self._row(replica, self._share(stage, replica))
             if row is None:
                 continue
             ways = len(replica.devices) // replica.axis_size("data")
+            hosts = self._hosts(replica)
+            rows = max(1, replica.axis_size("data") // len(hosts))
             for layer in range(stage.first_layer, stage.last_layer + 1):
                 size = float(row.gradient_bytes[layer]) * ways
                 size_bytes[layer] = max(size_bytes[layer], size)
-                rows = len(replica.devices) // ways
-                hosts = self._hosts(replica)
                 for host in hosts:
-                    here = copies[layer].get(host, 0)
-                    copies[layer][host] = here + max(1, rows // len(hosts))
-        together: dict[tuple[tuple[Host, int], ...], float] = {}
-        for held, size in zip(copies, size_bytes, strict=True):
-            key = tuple(sorted(held.items()))
-            together[key] = together.get(key, 0.0) + size
-        busy_s: dict[Host, float] = {}
-        crosses = False
-        for held_by, size in together.items():
-            seconds = self._ring_s([host for host, _ in held_by], size)
-            crosses |= seconds > 0
-            for host, count in held_by:
-                spent_s = seconds + self._gather_s(host, count, size)
-                busy_s[host] = busy_s.get(host, 0.0) + spent_s
-        overhead_s = self.market.sync_overhead_s if crosses else 0.0
-        return max(busy_s.values(), default=0.0) + overhead_s
+                    before = held_by[layer].get(host, _Held(0, ways))
+                    held_by[layer][host] = _Held(before.copies + rows, min(before.ways, ways))
+        keys = [tuple(sorted(held.items())) for held in held_by]
+        return list(zip(keys, size_bytes, strict=True))
 
-    def _ring_s(self, hosts: Sequence[Host], size_bytes: float) -> float:
-        count = len(hosts)
+    def _ring(self, holders: _Holders, size_bytes: float) -> _Ring:
+        count = len(holders)
         if count == 1 or size_bytes == 0:
-            return 0.0
-        names = sorted({name for name, _ in hosts})
+            return _Ring(0.0, 0.0)
+        names = [name for (name, _), _ in holders]
         pairs: list[tuple[DeviceGroup, DeviceGroup]] = [
             (self.groups[a], self.groups[b])
-            for i, a in enumerate(names)
-            for b in names[i:]
-            if a != b or sum(name == a for name, _ in hosts) > 1
+            for a in sorted(set(names))
+            for b in sorted(set(names))
+            if a < b or (a == b and names.count(a) > 1)
         ]
-        rate = min(self.market.network.ring_rate(a, b, size_bytes) for a, b in pairs)
-        return 2 * (count - 1) / count * size_bytes / rate
+        ways = min(held.ways for _, held in holders)
+        most = [min(a.devices_per_host, b.devices_per_host) for a, b in pairs]
+        rate = self.market.network.ring_rate
+        row = min(rate(a, b, size_bytes, ways) for a, b in pairs)
+        host = min(rate(a, b, size_bytes, n) for (a, b), n in zip(pairs, most, strict=True))
+        sent = 2 * (count - 1) / count * size_bytes
+        return _Ring(sent / row, sent / host)
 
     def _gather_s(self, host: Host, copies: int, size_bytes: float) -> float:
         """Summing the copies inside a host, and handing the sum back."""

@@ -21,7 +21,7 @@ def test_links_are_shared_by_streams():
     assert network.stream_s(A, A, 10.0, 1) == 4.0
     assert network.stream_s(A, A, 10.0, 3) == 8.0
     assert network.stream_s(A, B, 10.0, 1) == 8.0
-    assert network.ring_rate(A, B, 10.0) == 10.0 / 8.0
+    assert network.ring_rate(A, B, 10.0, 1) == 10.0 / 8.0
 
 
 def test_a_curve_is_linear_in_the_logarithm_of_the_size():
@@ -44,7 +44,9 @@ def test_streams_share_what_the_host_attains_and_get_no_more_than_a_pair():
     assert network.stream_s(A, A, 24.0, 1) == 8.0
     assert network.stream_s(A, A, 24.0, 2) == 8.0
     assert network.stream_s(A, A, 24.0, 4) == 12.0
-    assert network.ring_rate(A, A, 24.0) == 8.0
+    assert network.ring_rate(A, A, 24.0, 4) == 8.0
+    assert network.ring_rate(A, A, 24.0, 2) == 4.0
+    assert network.ring_rate(A, A, 24.0, 1) == 3.0
 
 
 def test_measurements_that_cannot_be_are_overruled():
@@ -52,7 +54,7 @@ def test_measurements_that_cannot_be_are_overruled():
     between = {(("a", 1), ("b", 1)): 0.1, (("a", 4), ("b", 4)): 8.0, (("b", 8), ("a", 8)): 0.2}
     network = measured(between)
     assert network.stream_s(A, B, 8.0, 1) == 4.0
-    assert network.ring_rate(B, A, 8.0) == 8.0
+    assert network.ring_rate(B, A, 8.0, 8) == 8.0
 
 
 def test_the_slower_direction_counts():

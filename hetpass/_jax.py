@@ -106,6 +106,12 @@ def with_name_prefix(eqn: JaxprEqn, caller: JaxprEqn) -> JaxprEqn:
     return eqn.replace(source_info=info)
 
 
+def with_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
+    """The equation with one more, innermost name on its stack: a mark that survives rewriting."""
+    info = eqn.source_info
+    return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(name)))
+
+
 def close(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
     """What JAX expects as the `jaxpr` parameter of scan, cond and while."""
     return ClosedJaxpr(jaxpr, list(consts))

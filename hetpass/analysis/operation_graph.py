@@ -39,27 +39,41 @@ LINEAR_IN_ONE = frozenset("mul div".split())
 """Linear where all operands but the first are scalars from outside."""
 
 
+@dataclass(frozen=True)
+class LayerGraph:
+    """A layer's graph, with the means to find its values and operations in the program."""
+
+    graph: OperationGraph
+    operations: LayerOperations
+
+
 def operation_graphs(layered: Layered) -> tuple[OperationGraph, ...]:
     """One graph per layer kind, made from the first layer of the kind.
 
     A scan over layers gives one iteration. Loops inside a layer give operations that run many times
     a microbatch. What has no sharding rule has None, and is named in `unknown`.
     """
-    source = GraphSource.of(layered)
-    first = {kind: layer for layer, kind in reversed(list(enumerate(layered.layer_kinds)))}
+    return tuple(found.graph for found in layer_graphs(GraphSource.of(layered)))
+
+
+def layer_graphs(source: GraphSource) -> tuple[LayerGraph, ...]:
+    """One per layer kind."""
+    kinds = source.layered.layer_kinds
+    first = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
     layers = [source.operations(first[kind]) for kind in sorted(first)]
     drafts = [draft for found in layers for draft in found.drafts]
     eqns = [d.eqn for d in drafts if d.kind == "equation"]
     rules = iter(sharding_rules(eqns))
-    return tuple(
-        source.graph(
-            found,
-            [
-                _rule(d, next(rules)) if d.kind == "equation" else _passing_rule(d, found)
-                for d in found.drafts
-            ],
-        )
+    found_rules = [
+        [
+            _rule(d, next(rules)) if d.kind == "equation" else _passing_rule(d, found)
+            for d in found.drafts
+        ]
         for found in layers
+    ]
+    return tuple(
+        LayerGraph(source.graph(found, own), found)
+        for found, own in zip(layers, found_rules, strict=True)
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetpass._jax import ShapedArray
+from hetpass.backend.assigned_stages import assigned_stages
 from hetpass.backend.lower import StageProgram, finish_results, lower
 from hetpass.backend.reshard import Placement, Reshard, placement, plan_reshard, put
 from hetpass.backend.shard import slot_shardings, stage_meshes, stage_replicas, stored_aval
@@ -82,11 +83,15 @@ def compile(
       PlanError: for a plan that does not fit the program or the devices, before any compile.
     """
     replicas = stage_replicas(staged, plan)
-    staged = finish_results(staged)
+    assigned = assigned_stages(finish_results(staged), plan)
+    staged = assigned.staged
     meshes = stage_meshes(replicas, devices)
-    shardings = slot_shardings(staged, plan, replicas, meshes)
+    shardings = slot_shardings(staged, plan, replicas, meshes, assigned.layouts)
     count = staged.num_microbatches
-    avals = tuple(stored_aval(slot, replicas[slot.stage], count) for slot in staged.slots)
+    avals = tuple(
+        stored_aval(slot, replicas[slot.stage], count, layout)
+        for slot, layout in zip(staged.slots, assigned.layouts, strict=True)
+    )
     links = tuple(_link(t.source, t.target, shardings, avals) for t in staged.transfers)
     inputs = staged.layered.program.traced.inputs
     placements = tuple(
@@ -102,7 +107,7 @@ def compile(
         meshes=meshes,
         avals=avals,
         shardings=shardings,
-        executables=build.all(lower(staged, replicas), threads),
+        executables=build.all(lower(staged, replicas, assigned), threads),
         links=links,
         placements=placements,
         numbers=tuple(microbatch_numbers(mesh, count) for mesh in meshes),

@@ -16,6 +16,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hetpass._jax import ShapedArray
+from hetpass.backend.assigned_stages import assigned_stages
 from hetpass.backend.compile import Build, Executable, microbatch_numbers, undonatable
 from hetpass.backend.lower import StageProgram, finish_results, lower
 from hetpass.backend.pieces import mesh_boxes
@@ -100,8 +101,9 @@ def compile_part(
       PlanError: for a plan that does not fit the program or the devices, before any compile.
     """
     replicas = stage_replicas(staged, plan)
-    staged = finish_results(staged)
-    specs = slot_specs(staged, plan, replicas)
+    assigned = assigned_stages(finish_results(staged), plan)
+    staged = assigned.staged
+    specs = slot_specs(staged, plan, replicas, assigned.layouts)
     where = stage_places(replicas, places)
     own = [stage for stage, found in enumerate(where) if place in found]
     found = stage_meshes([replicas[stage] for stage in own], devices)
@@ -112,14 +114,17 @@ def compile_part(
         if slot.stage in meshes
     }
     count = staged.num_microbatches
-    avals = tuple(stored_aval(slot, replicas[slot.stage], count) for slot in staged.slots)
+    avals = tuple(
+        stored_aval(slot, replicas[slot.stage], count, layout)
+        for slot, layout in zip(staged.slots, assigned.layouts, strict=True)
+    )
     links, aliases, routes = _links(staged, replicas, places, specs, shardings, avals, place)
     inputs = staged.layered.program.traced.inputs
     kept = undonatable(staged, aliases)
     if repeats > 1:
         kept = frozenset(range(len(staged.slots)))
     build = Build(staged, meshes, avals, shardings, kept, time.perf_counter)
-    programs = lower(staged, replicas)
+    programs = lower(staged, replicas, assigned)
     found_here = build.all([p for p in programs if p.stage in meshes], _THREADS)
     built = iter([_repeated(executable, repeats) for executable in found_here])
     return CompiledPart(

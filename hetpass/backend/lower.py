@@ -17,7 +17,10 @@ from jax.sharding import AbstractMesh, AxisType
 
 from hetpass._jax import Literal as LiteralAtom
 from hetpass._jax import ShapedArray, make_jaxpr_value, make_var, with_weak_type, zero_keys
+from hetpass.backend.assigned_fragments import AssignedFragments
+from hetpass.backend.assigned_stages import AssignedStages
 from hetpass.backend.combine import identity, only_first, pairwise, reduce_leading
+from hetpass.backend.laid_out import Emitted
 from hetpass.backend.layout import batch_layout, join_batch, split_batch
 from hetpass.backend.shard import data_parts, stored_aval
 from hetpass.backend.split import DataSplit, evaluate
@@ -56,6 +59,7 @@ class StageProgram:
       arguments, results: slot indices, each once.
       updated: slots that are arguments and results, to be changed in place.
       frees: slots whose last use this is.
+      emitted: once it has been traced, the collectives that its assignment asks for.
     """
 
     stage: int
@@ -67,11 +71,23 @@ class StageProgram:
     results: tuple[int, ...]
     updated: tuple[int, ...]
     frees: tuple[int, ...]
+    emitted: Callable[[], tuple[Emitted, ...]] = tuple
 
 
-def lower(staged: Staged, replicas: Sequence[Replica]) -> tuple[StageProgram, ...]:
-    """One program per fragment, in their order, then one "start" per stage that needs it."""
+def lower(
+    staged: Staged, replicas: Sequence[Replica], assigned: AssignedStages | None = None
+) -> tuple[StageProgram, ...]:
+    """One program per fragment, in their order, then one "start" per stage that needs it.
+
+    Args:
+      assigned: what the plan's assignments say, and its `staged`.
+    """
     lowering = [_Lowering(staged, replica) for replica in replicas]
+    for stage in assigned.choices if assigned is not None else ():
+        assert assigned is not None
+        examples = lowering[stage].examples
+        fragments = AssignedFragments(assigned, stage, examples)
+        lowering[stage] = replace(lowering[stage], assigned=fragments)
     programs = [lowering[f.stage].program(f) for f in staged.fragments]
     starts = (lowering[stage].start(stage) for stage in range(staged.num_stages))
     return (*programs, *(s for s in starts if s is not None))
@@ -136,6 +152,7 @@ class _Lowering:
 
     staged: Staged
     replica: Replica
+    assigned: AssignedFragments | None = None
 
     @property
     def examples(self) -> int:
@@ -158,10 +175,15 @@ class _Lowering:
         )
         results = _once([o.slot for o in fragment.outputs])
 
+        emitted: list[Emitted] = []
+
         def function(*values: Any) -> tuple[Any, ...]:
             held = dict(zip(arguments, values, strict=False))
             number = values[-1] if per_microbatch else None
-            outcome = self._run(fragment, held, number)
+            if self.assigned is not None:
+                outcome, emitted[:] = self.assigned.run(fragment, held, number)
+            else:
+                outcome = self._run(fragment, held, number)
             token = jnp.int32(0) if number is None else number + 1
             return (*(outcome[slot] for slot in results), token)
 
@@ -175,6 +197,7 @@ class _Lowering:
             results=tuple(results),
             updated=tuple(_once(updated)),
             frees=tuple(s for s in fragment.frees if s in arguments and s not in updated),
+            emitted=lambda: tuple(emitted),
         )
 
     def start(self, stage: int) -> StageProgram | None:
@@ -194,7 +217,8 @@ class _Lowering:
         return StageProgram(stage, "start", 0, function, False, (), results, (), ())
 
     def _identity(self, slot: Slot) -> Any:
-        aval = stored_aval(slot, self.replica, self.staged.num_microbatches)
+        layout = None if self.assigned is None else self.assigned.layout(slot)
+        aval = stored_aval(slot, self.replica, self.staged.num_microbatches, layout)
         if _is_extended(aval):
             return zero_keys(aval.shape, aval.dtype)
         op = slot.kind.op if isinstance(slot.kind, Partial) else "sum"

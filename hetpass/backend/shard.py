@@ -20,6 +20,7 @@ from hetpass.backend.layout import batch_layout, legal_parts
 from hetpass.backend.split import DATA_AXIS
 from hetpass.errors import PlanError
 from hetpass.ir.kinds import Partial
+from hetpass.ir.operation_graph import Layout
 from hetpass.ir.plan import Plan, Replica, Sharding
 from hetpass.ir.program import FromSlot, Slot, Staged
 
@@ -31,9 +32,18 @@ def data_parts(replica: Replica) -> int:
     return dict(replica.mesh).get(DATA_AXIS, 1)
 
 
-def stored_aval(slot: Slot, replica: Replica, num_microbatches: int) -> ShapedArray:
-    """The array that is stored: [M, …] if stacked, [D, …] if partial and D > 1."""
+def stored_aval(
+    slot: Slot, replica: Replica, num_microbatches: int, layout: Layout | None = None
+) -> ShapedArray:
+    """The array that is stored: [M, …] if stacked, [D, …] if partial and D > 1.
+
+    Args:
+      layout: of the slot on an assigned stage: with a leading dimension per partial axis.
+    """
     shape = tuple(slot.aval.shape)
+    if layout is not None and not slot.stacked:
+        parts = (size for name, size in replica.mesh if name in layout.partial)
+        return ShapedArray((*parts, *shape), slot.aval.dtype, weak_type=slot.aval.weak_type)
     if slot.stacked:
         shape = (num_microbatches, *shape)
     elif isinstance(slot.kind, Partial) and data_parts(replica) > 1:
@@ -144,7 +154,8 @@ def stage_replicas(staged: Staged, plan: Plan) -> tuple[Replica, ...]:
             )
     replicas = tuple(stage.replicas[0] for stage in stages)
     for number, replica in enumerate(replicas):
-        _check_data_axis(staged, number, replica)
+        if not stages[number].assignments:
+            _check_data_axis(staged, number, replica)
     return replicas
 
 
@@ -212,15 +223,28 @@ def _mesh(stage: int, replica: Replica, devices: Mapping[str, Sequence[jax.Devic
 
 
 def slot_specs(
-    staged: Staged, plan: Plan, replicas: Sequence[Replica]
+    staged: Staged,
+    plan: Plan,
+    replicas: Sequence[Replica],
+    layouts: Sequence[Layout | None] | None = None,
 ) -> tuple[PartitionSpec, ...]:
     """One per slot, over the axes of its stage's mesh. State that comes back has the spec it went
-    in with."""
+    in with.
+
+    Args:
+      layouts: per slot, on assigned stages; None: by the default rule, or by name.
+    """
     stages = plan.pipelines[0].stages
-    specs = [
-        slot_sharding(slot, replicas[slot.stage], stages[slot.stage].shardings.get(slot.name))
-        for slot in staged.slots
-    ]
+    specs = []
+    for slot, layout in zip(staged.slots, layouts or [None] * len(staged.slots), strict=True):
+        replica, name = replicas[slot.stage], slot.name
+        if layout is None:
+            override = stages[slot.stage].shardings.get(name)
+            specs.append(slot_sharding(slot, replica, override))
+        else:
+            leading = [a for a, _ in replica.mesh if a in layout.partial]
+            stack = [None] if slot.stacked else leading
+            specs.append(PartitionSpec(*stack, *map(_entry, layout.dims)))
     feeds = {feed.input: feed.slot for feed in staged.feeds}
     for source, target in staged.pairs:
         result = staged.results[target]
@@ -233,10 +257,14 @@ def slot_specs(
 
 
 def slot_shardings(
-    staged: Staged, plan: Plan, replicas: Sequence[Replica], meshes: Sequence[Mesh]
+    staged: Staged,
+    plan: Plan,
+    replicas: Sequence[Replica],
+    meshes: Sequence[Mesh],
+    layouts: Sequence[Layout | None] | None = None,
 ) -> tuple[NamedSharding, ...]:
     """One per slot, on its stage's mesh: `slot_specs`, bound to devices."""
-    specs = slot_specs(staged, plan, replicas)
+    specs = slot_specs(staged, plan, replicas, layouts)
     return tuple(
         NamedSharding(meshes[slot.stage], spec)
         for slot, spec in zip(staged.slots, specs, strict=True)

@@ -2,6 +2,7 @@
 
 In order, each step a file of this room:
 
+    tag_operations   which operation of its layer each equation is, for stages with assignments
     split_scans      scans over layers end at stage boundaries
     defer_partials   shares of gradients do not cross stages with a microbatch
     recompute        backward parts that run their forward part again, where the plan says so
@@ -26,6 +27,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hetpass._jax import DropVar, JaxprEqn, Literal, Var
+from hetpass.analysis.operation_graph import GraphSource
 from hetpass.errors import PlanError
 from hetpass.ir.plan import Plan
 from hetpass.ir.program import (
@@ -61,6 +63,7 @@ from hetpass.transforms.sizes import aval_bytes
 from hetpass.transforms.split_conds import split_conds
 from hetpass.transforms.split_scans import split_scans
 from hetpass.transforms.split_weights import split_weights
+from hetpass.transforms.tag_operations import tag_operations
 
 _MAX_COND_NESTING = 8
 
@@ -90,6 +93,7 @@ def partition(
         homes,
         recomputed=[i for i, stage in enumerate(stages) if stage.recompute == "full"],
         weights_apart=plan.schedule in WEIGHT_SCHEDULES,
+        tagged=any(a is not None for stage in stages for a in stage.assignments),
     )
 
 
@@ -101,6 +105,7 @@ def partition_layers(
     *,
     recomputed: Collection[int] = (),
     weights_apart: bool = False,
+    tagged: bool = False,
 ) -> Staged:
     """The same, for layers given to stages directly; a stage may have none.
 
@@ -110,8 +115,12 @@ def partition_layers(
       homes: as in `partition`.
       recomputed: the stages whose backward part runs their forward part again.
       weights_apart: weight gradients are fragments of their own.
+      tagged: equations say which operation of their layer they are, for assignments.
     """
-    cut = defer_partials(split_scans(layered, stage_of_layer), stage_of_layer)
+    source = layered
+    if tagged:
+        source = tag_operations(layered, GraphSource.of(layered).equations)
+    cut = defer_partials(split_scans(source, stage_of_layer), stage_of_layer)
     cut = recompute(cut, stage_of_layer, recomputed)
     if weights_apart:
         cut = defer_scan_weights(cut)

@@ -1,0 +1,152 @@
+"""What a plan's assignments make of a staged program: choices by stage, layouts by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hetpass._jax import Var, make_jaxpr_value, make_var
+from hetpass.analysis.operation_graph import GraphSource, LayerGraph, layer_graphs
+from hetpass.backend.slot_layouts import MICROBATCH_ROLES, read_places, slot_layouts
+from hetpass.backend.stage_choices import StageChoices
+from hetpass.errors import PlanError
+from hetpass.ir.kinds import Whole
+from hetpass.ir.operation_graph import Assignment, Layout
+from hetpass.ir.plan import Plan
+from hetpass.ir.program import Fragment, Read, Slot, Staged, Write
+
+
+@dataclass(frozen=True)
+class AssignedStages:
+    """The stages of a plan that run by assignments.
+
+    Attributes:
+      staged: with a slot of its own for every parameter that is gathered once per step.
+      choices: by stage.
+      assignments: by stage, one that says which mesh and links are meant.
+      layouts: per slot; None on other stages.
+      totals: accumulator -> how its sum is needed, once per step.
+    """
+
+    staged: Staged
+    choices: Mapping[int, StageChoices]
+    assignments: Mapping[int, Assignment]
+    layouts: tuple[Layout | None, ...]
+    totals: Mapping[int, Layout] = field(default_factory=dict)
+
+
+def assigned_stages(staged: Staged, plan: Plan) -> AssignedStages:
+    """Reads the plan's assignments.
+
+    Raises:
+      PlanError: HP-PLAN-ASSIGNMENT for one that is made for another program.
+    """
+    stages = plan.pipelines[0].stages
+    chosen = {k: s for k, s in enumerate(stages) if any(a is not None for a in s.assignments)}
+    if not chosen:
+        return AssignedStages(staged, {}, {}, (None,) * len(staged.slots))
+    layered = staged.layered
+    graphs = layer_graphs(GraphSource.of(layered))
+    choices: dict[int, StageChoices] = {}
+    assignments: dict[int, Assignment] = {}
+    for number, stage in chosen.items():
+        for layer, assignment in enumerate(stage.assignments, stage.first_layer):
+            if assignment is not None:
+                _check_size(layer, graphs[layered.layer_kinds[layer]], assignment)
+                assignments.setdefault(number, assignment)
+        _check_scans(staged, number, stage.assignments, stage.first_layer)
+        choices[number] = StageChoices.of(
+            stage.first_layer, stage.assignments, graphs, layered.layer_kinds
+        )
+    staged = _gather_once(staged, choices)
+    axes = {number: dict(assignment.mesh) for number, assignment in assignments.items()}
+    return AssignedStages(staged, choices, assignments, *slot_layouts(staged, choices, axes))
+
+
+def _check_size(layer: int, graph: LayerGraph, assignment: Assignment) -> None:
+    operations = graph.graph.operations
+    fits = len(operations) == len(assignment.operations) and all(
+        len(c.results) == len(o.results) and len(c.factors) == (len(o.rule.sizes) if o.rule else 0)
+        for o, c in zip(operations, assignment.operations, strict=True)
+    )
+    if not fits:
+        raise PlanError(
+            "HP-PLAN-ASSIGNMENT",
+            "an assignment does not fit the operations of its layer",
+            where=f"layer {layer}",
+            details=(
+                f"the layer has {len(operations)} operations, "
+                f"the assignment {len(assignment.operations)}",
+            ),
+            ways_out=("plan again for this program", "leave the assignment out"),
+        )
+
+
+def _check_scans(
+    staged: Staged, stage: int, assignments: Sequence[Assignment | None], first_layer: int
+) -> None:
+    """The layers of one scan on a stage run one program, so they have one assignment."""
+    last = first_layer + len(assignments) - 1
+    for span in staged.layered.spans:
+        low, high = max(span.first, first_layer), min(span.last, last)
+        if span.first == span.last or low >= high:
+            continue
+        mine = assignments[low - first_layer : high - first_layer + 1]
+        if any(a != mine[0] for a in mine):
+            raise PlanError(
+                "HP-PLAN-ASSIGNMENT",
+                f"layers {low} to {high} are one scan, and have different assignments",
+                where=f"stage {stage}",
+                ways_out=("give them one assignment", "cut the stage between them"),
+            )
+
+
+def _gather_once(staged: Staged, choices: Mapping[int, StageChoices]) -> Staged:
+    """Parameters that are gathered once per step get a slot for the copy in use, written by one
+    more prologue fragment per stage."""
+    written = {o.slot for f in staged.fragments for o in f.outputs}
+    slots = list(staged.slots)
+    copies: dict[int, int] = {}
+    fragments = []
+    for fragment in staged.fragments:
+        if fragment.role in MICROBATCH_ROLES and fragment.stage in choices:
+            places = read_places(choices[fragment.stage], fragment.jaxpr)
+            inputs = list(fragment.inputs)
+            for k, (var, source) in enumerate(zip(fragment.jaxpr.invars, inputs, strict=True)):
+                place = places.get(var)
+                if place is None or not isinstance(source, Read) or source.slot in written:
+                    continue
+                slot = slots[source.slot]
+                layer, number = place.layer, place.number
+                same = layer.at_rest(number) == layer.kept(number)
+                if slot.scope == "step" and layer.is_gathered_once(number) and not same:
+                    if slot.index not in copies:
+                        copies[slot.index] = len(slots)
+                        slots.append(_copy_of(slot, len(slots)))
+                    inputs[k] = Read(copies[slot.index])
+            fragment = replace(fragment, inputs=tuple(inputs))
+        fragments.append(fragment)
+    if not copies:
+        return staged
+    phase = 1 + max((f.phase for f in staged.fragments if f.role == "prologue"), default=0)
+    stages = sorted({slots[index].stage for index in copies})
+    added = [_gathering(stage, phase, copies, slots) for stage in stages]
+    return replace(staged, slots=tuple(slots), fragments=(*added, *fragments))
+
+
+def _copy_of(slot: Slot, index: int) -> Slot:
+    return Slot(index, slot.stage, slot.aval, "step", Whole(), False, f"{slot.name} in use")
+
+
+def _gathering(stage: int, phase: int, copies: Mapping[int, int], slots: list[Slot]) -> Fragment:
+    pairs = [(a, b) for a, b in copies.items() if slots[a].stage == stage]
+    invars: list[Var] = [make_var(slots[a].aval) for a, _ in pairs]
+    return Fragment(
+        stage=stage,
+        role="prologue",
+        phase=phase,
+        jaxpr=make_jaxpr_value(invars, invars, []),
+        inputs=tuple(Read(a) for a, _ in pairs),
+        outputs=tuple(Write(b) for _, b in pairs),
+        frees=(),
+    )

@@ -19,7 +19,7 @@ import jax
 
 from hetpass.analysis.summarize import summarize
 from hetpass.backend.compile import CompiledStep, compile
-from hetpass.cost.analytic import Assumptions
+from hetpass.cost.analytic import ASSUMED
 from hetpass.cost.calibrate import measured_facts
 from hetpass.cost.tables import TableOptions
 from hetpass.errors import PlanError, SplitError
@@ -34,7 +34,9 @@ from hetpass.ir.program import Layered, SliceInput, Staged, StepProgram, Traced
 from hetpass.ir.schedule import Schedule
 from hetpass.ir.timeline import Timeline
 from hetpass.ir.verify import verify
-from hetpass.planner.baselines import baseline
+from hetpass.planner.baselines import BASELINES, baseline
+from hetpass.planner.evaluate import evaluate
+from hetpass.planner.explain import explain
 from hetpass.planner.judge import AUTO, FAMILY
 from hetpass.planner.plan_tables import lane_limits_bytes, plan_costs
 from hetpass.planner.schedule_choice import (
@@ -53,9 +55,6 @@ from hetpass.transforms.recipes import region_recipes
 T = TypeVar("T")
 
 DEFAULT_SCHEDULE = "1f1b"
-ASSUMED = Assumptions(launch_s=50e-6)
-"""What is assumed of devices where nothing was measured."""
-
 _MICROBATCHES_PER_STAGE = 4
 _SHARED_SUBMESHES = ("interleaved", "zb-v")
 
@@ -334,6 +333,15 @@ def planned_timeline(step: Summarized, plan: Plan, cluster: Cluster) -> Timeline
     schedule = plan_schedule(plan, has_backward=any(step.layered.backward))
     timeline = simulate(schedule, plan_costs(plan, step.facts, cluster, ASSUMED))
     return timeline.renamed(dict(zip(timeline.lanes, plan.lane_names, strict=True)))
+
+
+def explained(decided: Decided, cluster: Cluster, wanted: Wanted, *, baselines: bool) -> str:
+    """Why the plan is as it is: stages, memory, what was rejected, the gain over baselines."""
+    facts, plan = decided.step.facts, decided.plan
+    evaluation = evaluate(plan, facts, cluster, ASSUMED)
+    options = search_options(wanted, _numbers(decided.step, wanted))
+    others = [baseline(name, facts, cluster, options) for name in BASELINES] if baselines else []
+    return explain(evaluation, facts, cluster, decided.search, others, ASSUMED)
 
 
 def search_options(wanted: Wanted, numbers: tuple[int, ...]) -> SearchOptions:

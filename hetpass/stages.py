@@ -27,11 +27,13 @@ from hetpass.pictures.plot_sharding import plot_sharding
 from hetpass.pictures.plot_timelines import plot_timelines
 from hetpass.pipeline import (
     ASSUMED,
+    Decided,
     Known,
     Observer,
     Passes,
     Summarized,
     Wanted,
+    explained,
     planned_timeline,
 )
 from hetpass.planner.baselines import BASELINES
@@ -134,8 +136,8 @@ class Traced:
     @property
     def facts(self) -> ProgramFacts:
         """All that the planner knows of the step, as numbers: `facts.save("facts.json")`."""
-        passes, wanted = self.settings.passes, self._wanted(None, None)
-        return passes.summarized_for(self.program, self.cluster, wanted, self._known).facts
+        passes = self.settings.passes
+        return passes.summarized_for(self.program, self.cluster, self.wanted, self._known).facts
 
     def plan(
         self,
@@ -196,6 +198,11 @@ class Traced:
         choice = self.settings.passes.schedule(step, plan, self.cluster)
         return Planned(self, step, choice.plan, (*step.notes, *choice.notes), search)
 
+    @property
+    def wanted(self) -> Wanted:
+        """What plans are made for if nothing else is said."""
+        return self._wanted(None, None)
+
     def _wanted(
         self, num_microbatches: int | Literal["auto"] | None, schedule: str | None
     ) -> Wanted:
@@ -249,9 +256,17 @@ class Planned:
         """L: a plan by hand gives layers 0 to L - 1 to its stages."""
         return self.layered.num_layers
 
-    def explain(self) -> str:
-        """Who computes what, stage by stage."""
-        return explain(self.layered, self.plan, self.notes)
+    def explain(self, *, baselines: bool = True) -> str:
+        """Who computes what, how long and with which memory; what was rejected, and why.
+
+        Args:
+          baselines: plan by other ways too, and say the gain over each. Takes as long as some
+            more searches.
+        """
+        text = explain(self.layered, self.plan, self.notes)
+        decided = Decided(self.step, self.plan, self.search)
+        wanted = self.traced.wanted
+        return f"{text}\n{explained(decided, self.traced.cluster, wanted, baselines=baselines)}"
 
     def timeline(self) -> Timeline:
         """The step as the simulator expects it: what every lane and link does, and when.
@@ -326,7 +341,7 @@ class Planned:
         return Compiled(self, LocalRuntime(step))
 
     def __str__(self) -> str:
-        return self.explain()
+        return self.explain(baselines=False)
 
     def __repr__(self) -> str:
         plan = self.plan
@@ -417,7 +432,7 @@ class Compiled:
         return self.runtime.staged
 
     def __str__(self) -> str:
-        return f"{self.planned.explain()}\n{self.staged}"
+        return f"{self.planned}\n{self.staged}"
 
     def __repr__(self) -> str:
         return repr(self.planned).replace("<Planned", "<Compiled", 1)

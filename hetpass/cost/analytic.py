@@ -37,6 +37,9 @@ class Assumptions:
 PEAK = Assumptions(1.0, 1.0, 1.0)
 """What the data sheet says."""
 
+ASSUMED = Assumptions(launch_s=50e-6)
+"""What a real step is planned with where nothing was measured."""
+
 
 @dataclass(frozen=True)
 class Submesh:

@@ -8,14 +8,14 @@ per microbatch  in flight: the activations held for backward; with recomputation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetpass.cost.analytic import Submesh
-from hetpass.ir.facts import LayerFacts, SharedBytes
+from hetpass.ir.facts import LayerFacts, ProgramFacts, SharedBytes
 
 Floats = NDArray[np.float64]
 
@@ -74,6 +74,70 @@ def range_bytes(
         return RangeBytes(fixed, activations)
     inputs = np.where(np.isfinite(activations), incoming[:, None], np.inf)
     return RangeBytes(fixed + activations, inputs)
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """What `RangeBytes.fixed` and one microbatch of one range of layers are made of, in bytes.
+
+    Attributes:
+      parameters, state, gradients: master copies and optimizer state are in the second.
+      batch: inputs and results of the whole batch.
+      buffers: of transfers at both ends.
+      workspace: of the layer that needs most while it runs.
+      recomputed: activations of the one microbatch that is in backward, with recomputation.
+      in_flight: per microbatch in flight.
+    """
+
+    parameters: float
+    state: float
+    gradients: float
+    batch: float
+    buffers: float
+    workspace: float
+    recomputed: float
+    in_flight: float
+
+    @property
+    def fixed(self) -> float:
+        """All but what is in flight."""
+        parts = (float(getattr(self, f.name)) for f in fields(self) if f.name != "in_flight")
+        return sum(parts)
+
+
+def memory_parts(
+    facts: ProgramFacts, submesh: Submesh, examples: float, recompute: str, layers: range
+) -> MemoryParts:
+    """The parts of one range of layers; they add up to what `range_bytes` says of it.
+
+    What two of the layers share is taken off the parameters and the activations.
+    """
+    share, whole = examples / submesh.data, facts.layers
+    inside = [p for p in facts.shared if p.first in layers and p.second in layers]
+
+    def ways(layer: int) -> int:
+        return min(submesh.model, whole[layer].most_tensor_parallel)
+
+    def total(of: Callable[[LayerFacts], float]) -> float:
+        return sum(of(whole[k]) / ways(k) for k in layers)
+
+    both = [(p, max(ways(p.first), ways(p.second))) for p in inside]
+    activations = total(lambda x: x.activation_bytes.of(share))
+    activations -= sum(p.activation_bytes.of(share) / w for p, w in both)
+    ends = [k for k in (layers.start - 1, layers.stop - 1) if 0 <= k < len(whole) - 1]
+    cuts = [(whole[k].boundary_bytes, whole[k].gradient_boundary_bytes) for k in ends]
+    received = whole[layers.start - 1].boundary_bytes.of(share) if layers.start else 0.0
+    again = recompute == "full"
+    return MemoryParts(
+        parameters=total(lambda x: x.parameter_bytes) - sum(p.held_bytes / w for p, w in both),
+        state=total(lambda x: x.state_bytes),
+        gradients=total(lambda x: x.gradient_bytes),
+        batch=sum(whole[k].batch_bytes for k in layers) / submesh.data,
+        buffers=sum(amount.of(share) for pair in cuts for amount in pair),
+        workspace=max(whole[k].workspace_bytes.of(share) / ways(k) for k in layers),
+        recomputed=activations if again else 0.0,
+        in_flight=received if again else activations,
+    )
 
 
 def _pairs_inside(count: int, pairs: Sequence[tuple[int, int]], values: Sequence[float]) -> Floats:

@@ -8,15 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetpass.cost.analytic import Assumptions
+from hetpass.cost.analytic import Assumptions, Submesh
+from hetpass.cost.range_bytes import MemoryParts, memory_parts
 from hetpass.cost.tables import CostTables
 from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster
-from hetpass.ir.facts import ProgramFacts
+from hetpass.ir.facts import LayerFacts, ProgramFacts
 from hetpass.ir.plan import Plan
-from hetpass.planner.judge import Judged, judged
+from hetpass.planner.judge import Judged, judged, pipeline_costs
 from hetpass.planner.objective import Pick, cheapest
 from hetpass.planner.plan_tables import plan_tables
+from hetpass.planner.schedule_choice import plan_schedule
+from hetpass.simulator import simulate
+
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class StageEvaluation:
         flight.
       limit_bytes: what a device may hold.
       busy: the share of the step in which it computes.
+      flops: forward and backward of a microbatch, on all its devices together, once each.
+      memory: what the bytes are of, by the analytic model.
     """
 
     group: str
@@ -51,6 +58,8 @@ class StageEvaluation:
     activation_bytes: float
     limit_bytes: float
     busy: float
+    flops: float
+    memory: MemoryParts
 
 
 @dataclass(frozen=True)
@@ -132,7 +141,11 @@ def evaluate(
     violations = [*_batch(plan, facts, cluster), *_missing(tables, picks, cluster)]
     result: Judged | None = None
     if not violations:
-        result = judged(tables, picks, schedule or plan.schedule, in_flight)
+        decided = plan.tasks or len(set(plan.lane_of)) < len(picks)
+        if schedule is None and decided:
+            result = _played(plan, tables, picks)
+        else:
+            result = judged(tables, picks, schedule or plan.schedule, in_flight)
         if result is None:
             violations += _memory(tables, picks, in_flight)
     by_objective = cheapest(tables, picks) if result is not None else None
@@ -144,9 +157,23 @@ def evaluate(
         by_objective.step_s if by_objective is not None else math.inf,
         result.schedule,
         result.in_flight,
-        _stages(tables, picks, cluster, result),
+        _stages(plan, tables, picks, result, (facts, cluster)),
         tuple(violations),
     )
+
+
+def _played(plan: Plan, tables: CostTables, picks: Sequence[Pick]) -> Judged | None:
+    """The order of tasks that the plan says; None where it holds more than fits."""
+    schedule = plan_schedule(plan, has_backward=True)
+    costs = pipeline_costs(
+        tables, picks, weights_apart=schedule.has_weight, lane_of=schedule.lane_of
+    )
+    timeline = simulate(schedule, costs)
+    rooms = [tables.groups[tables.stages[p.table].group].memory_bytes for p in picks]
+    for curve, lane in zip(timeline.memory, schedule.lanes, strict=True):
+        if curve.peak_bytes > min(rooms[s] for s in lane.stages) * (1 + _ROUNDING):
+            return None
+    return Judged(schedule.name, schedule.in_flight, timeline.makespan_s)
 
 
 def objective_s(
@@ -200,22 +227,31 @@ def _memory(
 
 
 def _stages(
-    tables: CostTables, picks: Sequence[Pick], cluster: Cluster, result: Judged
+    plan: Plan,
+    tables: CostTables,
+    picks: Sequence[Pick],
+    result: Judged,
+    given: tuple[ProgramFacts, Cluster],
 ) -> tuple[StageEvaluation, ...]:
-    rows = []
+    facts, cluster = given
+    lanes, rows = plan.lane_of, []
+    examples = facts.batch_size / tables.num_microbatches
     for index, pick in enumerate(picks):
         table, at = tables.stages[pick.table], (pick.first, pick.end)
         group = cluster.groups[table.group]
         forward_s, backward_s = float(table.forward_s[at]), float(table.backward_s[at])
         once_s = float(table.once_s[at])
         send_s = 0.0
-        if index + 1 < len(picks):
+        if index + 1 < len(picks) and lanes[index] != lanes[index + 1]:
             link = (table.group, tables.stages[picks[index + 1].table].group)
             send_s = float(
                 tables.link_forward_s[(*link, pick.end)] + tables.link_backward_s[(*link, pick.end)]
             )
         work_s = tables.num_microbatches * (forward_s + backward_s) + once_s
         count = result.in_flight[index]
+        data = dict(table.mesh).get("data", 1)
+        submesh = Submesh(data, table.devices // data)
+        layers = range(pick.first, pick.end)
         rows.append(
             StageEvaluation(
                 group=group.name,
@@ -232,6 +268,13 @@ def _stages(
                 activation_bytes=float(count * table.activation_bytes[at]),
                 limit_bytes=tables.groups[table.group].memory_bytes,
                 busy=work_s / result.step_s if math.isfinite(result.step_s) else 0.0,
+                flops=sum(_flops(facts.layers[k], examples) for k in layers),
+                memory=memory_parts(facts, submesh, examples, table.recompute, layers),
             )
         )
     return tuple(rows)
+
+
+def _flops(layer: LayerFacts, examples: float) -> float:
+    both = (*layer.forward_flops.values(), *layer.backward_flops.values())
+    return sum(amount.of(examples) for amount in both)

@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -49,29 +51,44 @@ class Incoming:
     def assembled(self, values: Mapping[int, Any]) -> jax.Array:
         """The array on this process's devices, from all parcels."""
         found = boxes(self.sharding, self.shape)
-        hosts: dict[Box, np.ndarray] = {}
+        shards: dict[Box, Any] = {}
         arrays = []
         for device in device_order(self.sharding):
             box = found[device.id]
-            if box not in hosts:
-                hosts[box] = self._shard(box, values)
-            arrays.append(jax.device_put(hosts[box], device))
+            if box not in shards:
+                shards[box] = self._shard(box, values, device)
+            arrays.append(jax.device_put(shards[box], device))
         array = jax.make_array_from_single_device_arrays(self.shape, self.sharding, arrays)
         if self.key_impl is None:
             return array
         return jax.random.wrap_key_data(array, impl=self.key_impl)
 
-    def _shard(self, box: Box, values: Mapping[int, Any]) -> np.ndarray:
-        for number, value in values.items():
-            if self.whole(self.parcels[number].box) == box:
-                return np.asarray(value)
-        shard = np.empty([stop - start for start, stop in box], self.dtype)
-        for number, value in values.items():
-            part = self.whole(self.parcels[number].box)
-            if all(a <= c and d <= b for (a, b), (c, d) in zip(box, part, strict=True)):
-                place = tuple(slice(*span) for span in relative(part, box))
-                shard[place] = np.asarray(value)
-        return shard
+    def _shard(self, box: Box, values: Mapping[int, Any], device: jax.Device) -> Any:
+        """From numpy arrays on the host, from arrays of devices on `device`."""
+        parts = {self.whole(self.parcels[number].box): value for number, value in values.items()}
+        if box in parts:
+            return parts[box]
+        own = {
+            relative(part, box): value
+            for part, value in parts.items()
+            if all(a <= c and d <= b for (a, b), (c, d) in zip(box, part, strict=True))
+        }
+        shape = [stop - start for start, stop in box]
+        if any(isinstance(value, jax.Array) for value in own.values()):
+            shard = jnp.zeros(shape, self.dtype, device=device)
+            for part, value in own.items():
+                there = jax.device_put(value, device)
+                shard = _filled(shard, there, tuple(start for start, _ in part))
+            return shard
+        made = np.empty(shape, self.dtype)
+        for part, value in own.items():
+            made[tuple(slice(*span) for span in part)] = value
+        return made
+
+
+@partial(jax.jit, donate_argnums=0, static_argnums=2)
+def _filled(shard: jax.Array, part: jax.Array, starts: tuple[int, ...]) -> jax.Array:
+    return jax.lax.dynamic_update_slice(shard, part, starts)
 
 
 def incoming(
@@ -79,7 +96,7 @@ def incoming(
 ) -> Incoming:
     """What `place` receives of a transfer of arrays like `aval`."""
     shape, dtype, impl, under = tuple(aval.shape), aval.dtype, None, sharding
-    if jax.numpy.issubdtype(dtype, jax.dtypes.extended):
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
         impl = key_impl_of(dtype)
         spec = (*sharding.spec, *(None,) * (len(data.shape) - len(sharding.spec)))

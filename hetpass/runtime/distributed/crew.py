@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import jax
 
-from hetpass.errors import HetpassError
+from hetpass.errors import ExecutionError, HetpassError
 from hetpass.ir.cluster import Cluster
 from hetpass.runtime.distributed.worker import Seat, Worker
 from hetpass.runtime.transport.message import Slowness
@@ -71,6 +71,15 @@ def seats_of(cluster: Cluster) -> tuple[Seat, ...]:
     return tuple(seats)
 
 
+def have_ended() -> ExecutionError:
+    """What is asked of a crew that has been closed is refused."""
+    return ExecutionError(
+        "HP-RUN-CLOSED",
+        "the workers have ended",
+        ways_out=["compile the step again: new workers start"],
+    )
+
+
 class ThreadCrew:
     """All workers in this process, a thread each; transfers go over TCP all the same.
 
@@ -104,6 +113,8 @@ class ThreadCrew:
             worker.connect(addresses)
 
     def ask(self, place: int, method: str, *args: Any) -> Future[Any]:
+        if self.closed:
+            raise have_ended()
         return self._threads[place].submit(getattr(self._workers[place], method), *args)
 
     def wait(self, promises: Sequence[Future[Any]]) -> list[Any]:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hetpass.backend.assigned_stages import assigned_stages
 from hetpass.backend.compile_part import stage_places
 from hetpass.backend.lower import finish_results
 from hetpass.backend.report import FragmentReport
@@ -119,7 +120,7 @@ class Layout:
 def layout_of(staged: Staged, plan: Plan, schedule: Schedule, crew: Crew) -> Layout:
     """See Layout."""
     places = stage_places(stage_replicas(staged, plan), crew.seats[0].places)
-    staged = finish_results(staged)
+    staged = assigned_stages(finish_results(staged), plan).staged
     traced = staged.layered.program.traced
     count = len(traced.inputs) - len(traced.constants)
     slots = staged.slots

@@ -63,9 +63,15 @@ def gathered(
         before = found.get(key, (start_s, end_s))
         found[key] = (min(before[0], start_s), max(before[1], end_s))
     zero_s = min((start_s for start_s, _ in found.values()), default=0.0)
-    spans = [
-        Span(track, kind, stage, microbatch, start_s - zero_s, end_s - zero_s)
-        for (track, kind, stage, microbatch, _), (start_s, end_s) in found.items()
-    ]
+    free_s = dict.fromkeys(lane_names, 0.0)
+    spans = []
+    for key, (began_s, ended_s) in sorted(found.items(), key=lambda item: item[1]):
+        track, kind, stage, microbatch, _ = key
+        start_s, end_s = began_s - zero_s, ended_s - zero_s
+        if track in free_s:
+            # By clocks that differ by microseconds, a lane's spans may seem to overlap.
+            start_s = max(start_s, free_s[track])
+            end_s = free_s[track] = max(start_s, end_s)
+        spans.append(Span(track, kind, stage, microbatch, start_s, end_s))
     links = sorted({s.track for s in spans if s.kind in ("send-F", "send-B")})
     return Timeline(tuple(lane_names), tuple(links), tuple(spans))

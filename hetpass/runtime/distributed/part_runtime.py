@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from hetpass._jax import shard_arrays, with_weak_type
 from hetpass.backend.compile_part import CompiledPart
 from hetpass.backend.pieces import Box, relative
+from hetpass.backend.routes import Route
 from hetpass.errors import ExecutionError
 from hetpass.ir.program import FromInput, FromSlot
 from hetpass.runtime.dispatch import Dispatch, Move, Run, Wait, dispatch
@@ -46,13 +47,41 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class _Outgoing:
+class Outgoing:
     """A parcel to post: part `box` (None: all) of the `shard`-th local array, to a place."""
 
     parcel: int
     to: int
     shard: int
     box: Box | None
+
+
+def outgoing(route: Route, place: int) -> tuple[Outgoing, ...]:
+    """What a place posts of a transfer, in order."""
+    own = [p for p, where in enumerate(route.source.places) if where == place]
+    posts = []
+    for parcel in route.parcels:
+        if parcel.sender == place:
+            held = route.source.boxes[parcel.source]
+            box = None if held == parcel.box else relative(parcel.box, held)
+            shard = own.index(parcel.source)
+            posts.append(Outgoing(parcel.number, parcel.receivers[0], shard, box))
+    return tuple(posts)
+
+
+def post_all(
+    transport: Transport, posts: Sequence[Outgoing], array: jax.Array, message: Message
+) -> None:
+    """Posts a transfer's parcels of an array, which may still be computed.
+
+    Args:
+      message: the identity that all parcels share.
+    """
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        array = jax.random.key_data(array)
+    shards = shard_arrays(array)
+    for post in posts:
+        transport.post(post.to, replace(message, parcel=post.parcel), shards[post.shard], post.box)
 
 
 class PartRuntime:
@@ -83,7 +112,7 @@ class PartRuntime:
             number: (part.staged.feeds[number], place) for number, place in part.placements.items()
         }
         self._cells = self._first_cells()
-        self._outgoing = {number: self._outgoing_of(number) for number in part.routes}
+        self._outgoing = {n: outgoing(route, part.place) for n, route in part.routes.items()}
         self.incoming = self._all_incoming()
         self._pool = ThreadPoolExecutor(max(1, len(self._lanes)), thread_name_prefix="lane")
         self._copied = repeated_inputs(part.staged.results)
@@ -106,18 +135,6 @@ class PartRuntime:
                 value = constants[feed.input - self._num_arguments]
                 cells[self.dispatch.slots[feed.slot]] = place(value)
         return cells
-
-    def _outgoing_of(self, transfer: int) -> tuple[_Outgoing, ...]:
-        route, place = self.part.routes[transfer], self.part.place
-        own = [p for p, where in enumerate(route.source.places) if where == place]
-        posts = []
-        for parcel in route.parcels:
-            if parcel.sender == place:
-                held = route.source.boxes[parcel.source]
-                box = None if held == parcel.box else relative(parcel.box, held)
-                shard = own.index(parcel.source)
-                posts.append(_Outgoing(parcel.number, parcel.receivers[0], shard, box))
-        return tuple(posts)
 
     def _all_incoming(self) -> dict[int, Incoming]:
         part = self.part
@@ -221,12 +238,8 @@ class PartRuntime:
         return f"{slot.name!r} of stage {slot.stage}{number}"
 
     def _post(self, step: Post, array: jax.Array, call: int) -> None:
-        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-            array = jax.random.key_data(array)
-        shards = shard_arrays(array)
-        for out in self._outgoing[step.transfer]:
-            message = Message(*self._key(step, call), out.parcel, 0.0, self.part.place)
-            self._transport.post(out.to, message, shards[out.shard], out.box)
+        message = Message(*self._key(step, call), 0, 0.0, self.part.place)
+        post_all(self._transport, self._outgoing[step.transfer], array, message)
 
     def _result(self, number: int, cells: Sequence[Any], inputs: Mapping[int, Any]) -> jax.Array:
         traced = self.part.staged.layered.program.traced

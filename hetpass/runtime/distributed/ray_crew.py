@@ -29,10 +29,10 @@ import jax
 
 from hetpass.errors import ExecutionError, HetpassError
 from hetpass.ir.cluster import Cluster, DeviceGroup
-from hetpass.runtime.distributed.crew import seats_of
+from hetpass.runtime.distributed.crew import have_ended, seats_of
 from hetpass.runtime.distributed.worker import Seat
 from hetpass.runtime.distributed.workers import WorkerOptions
-from hetpass.runtime.transport.message import Slowness
+from hetpass.runtime.transport.message import Message, Slowness
 from hetpass.runtime.watchdog import Status, Watch
 
 _CONFIG = (
@@ -122,6 +122,10 @@ class WorkerProcess:
             return getattr(self._worker, method)(*args)
         except Exception as error:
             return _failed(error)
+
+    def deliver(self, message: Message, value: Any) -> None:
+        """A parcel, where Ray carries them."""
+        self._worker.transport.delivered(message, value)
 
     def status(self) -> Status | None:
         """What the worker is doing; None before it has been made."""
@@ -300,11 +304,7 @@ class RayCrew:
             self.close()
             raise self._failure
         if self.closed:
-            raise ExecutionError(
-                "HP-RUN-CLOSED",
-                "the workers have ended",
-                ways_out=["compile the step again: new workers start"],
-            )
+            raise have_ended()
 
     def runs(self, place: int, stages: Sequence[int]) -> None:
         self._watch.runs(place, stages)

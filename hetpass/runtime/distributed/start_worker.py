@@ -10,7 +10,9 @@ import jax
 
 from hetpass.errors import ExecutionError
 from hetpass.runtime.distributed.worker import Worker
+from hetpass.runtime.transport.jax_transfer import JaxTransport
 from hetpass.runtime.transport.message import Receiver, Transport
+from hetpass.runtime.transport.ray_store import RayTransport
 from hetpass.runtime.transport.tcp import TcpTransport
 
 
@@ -43,8 +45,11 @@ def start_worker(start: Any, coordinator: str) -> Worker:
         )
 
     def transport(place: int, receiver: Receiver) -> Transport:
+        if start.transport == "ray":
+            return RayTransport(place, receiver)
         interface = start.interface or _own_address()
-        return TcpTransport(place, receiver, start.token, interface, start.slowness)
+        sort = JaxTransport if start.transport == "jax" else TcpTransport
+        return sort(place, receiver, start.token, interface, start.slowness)
 
     return Worker(seat, {seat.group: devices}, transport, start.repeats)
 

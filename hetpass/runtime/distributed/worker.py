@@ -274,6 +274,11 @@ class Worker:
         for runtime in self._programs.values():
             runtime.close()
 
+    @property
+    def transport(self) -> Transport:
+        """That carries its parcels."""
+        return self._transport
+
     # -- between workers ----------------------------------------------------------------------
 
     def _pass_on(self, place: int, message: Message, value: Any) -> None:

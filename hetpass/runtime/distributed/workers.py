@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -75,7 +75,9 @@ class Workers:
     the end of a `with` block, with the driver, or with the first failure. Steps that are given the
     same Workers and cluster share them, and can hand each other their arrays.
 
-    Takes the arguments of `WorkerOptions`.
+    Args:
+      transport, address, limits: as in WorkerOptions; or all `options` at once.
+      crew: what starts the workers of a cluster; None: Ray.
     """
 
     def __init__(
@@ -85,10 +87,12 @@ class Workers:
         transport: TransportName = "tcp",
         address: str | None = None,
         limits: Limits | None = None,
+        crew: Callable[[Cluster], Crew] | None = None,
     ) -> None:
         self.options = options or WorkerOptions(
             address=address, transport=transport, limits=limits or Limits()
         )
+        self._crew = crew
         self._talk: Conversation | None = None
         self._cluster: Cluster | None = None
 
@@ -114,6 +118,8 @@ class Workers:
         return self._talk
 
     def _started(self, cluster: Cluster) -> Crew:
+        if self._crew is not None:
+            return self._crew(cluster)
         from hetpass.runtime.distributed.ray_crew import RayCrew
 
         return RayCrew(cluster, self.options)

@@ -23,6 +23,7 @@ class Message:
       transfer: its position among the program's; microbatch: or ONCE.
       parcel: its number within the transfer's route.
       sent_s: when its data existed, by the first sender's clock; place: that sender.
+      via: the place that passed it on last.
     """
 
     program: int
@@ -32,6 +33,7 @@ class Message:
     parcel: int
     sent_s: float = 0.0
     place: int = 0
+    via: int = 0
 
     def __str__(self) -> str:
         when = "" if self.microbatch == ONCE else f", microbatch {self.microbatch}"

@@ -26,7 +26,7 @@ from hetpass.backend.pieces import Box
 from hetpass.errors import ExecutionError
 from hetpass.runtime.transport.message import Message, Receiver, Slowness
 
-_HEADER = struct.Struct("!4sIQIiIdIQ")
+_HEADER = struct.Struct("!4sIQIiIdIIQ")
 _MAGIC = b"hps1"
 _NONCE_BYTES = 32
 _HELLO = struct.Struct(f"!I{hashlib.sha256().digest_size}s")
@@ -95,17 +95,25 @@ class TcpTransport:
         host, _, port = address.rpartition(":")
         try:
             connection = socket.create_connection((host, int(port)), timeout=_HANDSHAKE_S)
-            nonce = _received(connection, _NONCE_BYTES)
-            connection.sendall(_HELLO.pack(self._place, self._proof(nonce, self._place)))
-            answer = _received(connection, hashlib.sha256().digest_size)
-        except (OSError, EOFError) as error:
+        except OSError as error:
+            raise _unreachable(place, address, str(error)) from error
+        try:
+            self._introduce(connection, place)
+        except (OSError, EOFError, PermissionError) as error:
+            connection.close()
             raise _unreachable(place, address, str(error) or "it hung up") from error
-        if not hmac.compare_digest(bytes(answer), self._proof(nonce, place)):
-            raise _unreachable(place, address, "it does not know the token")
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._open.append(connection)
         return connection
+
+    def _introduce(self, connection: socket.socket, place: int) -> None:
+        """Proves that we know the token, and has the other end prove it."""
+        nonce = _received(connection, _NONCE_BYTES)
+        connection.sendall(_HELLO.pack(self._place, self._proof(nonce, self._place)))
+        answer = _received(connection, hashlib.sha256().digest_size)
+        if not hmac.compare_digest(bytes(answer), self._proof(nonce, place)):
+            raise PermissionError("it does not know the token")
 
     def _proof(self, nonce: bytes | bytearray, place: int) -> bytes:
         return hmac.digest(self._token, bytes(nonce) + place.to_bytes(4, "big"), "sha256")
@@ -215,6 +223,7 @@ class _Line:
             message.parcel,
             message.sent_s,
             message.place,
+            message.via,
             data.nbytes,
         )
         self._pace(data.nbytes)

@@ -263,8 +263,11 @@ class AssignedRun:
             inner.values.update(zip(jaxpr.constvars, map(LaidOut, consts), strict=True))
             given = [
                 *entering[:num_consts],
-                *(LaidOut(a, v.layout) for a, v in zip(carry, carried, strict=True)),
-                *(LaidOut(a, _row(v.layout)) for a, v in zip(xs, entering[stacked:], strict=True)),
+                *(self.pinned(a, v.layout) for a, v in zip(carry, carried, strict=True)),
+                *(
+                    self.pinned(a, _row(v.layout))
+                    for a, v in zip(xs, entering[stacked:], strict=True)
+                ),
             ]
             made = inner.run(jaxpr, given)
             outs = [inner.to_carry(made[k], v, jaxpr.outvars[k]) for k, v in enumerate(carried)]
@@ -273,7 +276,7 @@ class AssignedRun:
                 for k, value in enumerate(made[num_carry:])
             ]
             leaving[:] = [y.layout for y in ys]
-            return tuple(outs), tuple(y.array for y in ys)
+            return tuple(outs), tuple(self.pinned(y.array, y.layout).array for y in ys)
 
         init = tuple(with_weak_type(v.array, False) for v in carried)
         params = {k: eqn.params[k] for k in ("length", "reverse", "unroll")}
@@ -282,6 +285,11 @@ class AssignedRun:
         for array, layout in zip(ys, leaving, strict=True):
             results.append(_stacked(LaidOut(array, layout), self.layouts))
         return [self._after(eqn, k, value) for k, value in enumerate(results)]
+
+    def pinned(self, array: Any, layout: Layout | None) -> LaidOut:
+        """An array that lies so by what is known of it, pinned again: the compiler chooses anew for
+        what loops carry and stack."""
+        return LaidOut(array if layout is None else self.layouts.constrain(array, layout), layout)
 
     def _inside(self, times: int) -> AssignedRun:
         """The same for the body of a loop: reshards inside it are done in every iteration."""
@@ -394,7 +402,7 @@ class AssignedRun:
             return inner.run(jaxpr, given)
 
         def state(carry: Sequence[Any]) -> list[LaidOut]:
-            return [LaidOut(x, v.layout) for x, v in zip(carry, carried, strict=True)]
+            return [self.pinned(x, v.layout) for x, v in zip(carry, carried, strict=True)]
 
         def test(carry: Sequence[Any]) -> Any:
             return inside(cond, cond_consts, [*first, *state(carry)])[0].array

@@ -13,7 +13,7 @@ from hetpass.errors import PlanError
 from hetpass.ir.kinds import Whole
 from hetpass.ir.operation_graph import Assignment, Layout
 from hetpass.ir.plan import Plan
-from hetpass.ir.program import Fragment, Read, Slot, Staged, Write
+from hetpass.ir.program import Fragment, Layered, Read, Slot, Staged, Write
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def assigned_stages(staged: Staged, plan: Plan) -> AssignedStages:
             if assignment is not None:
                 _check_size(layer, graphs[layered.layer_kinds[layer]], assignment)
                 assignments.setdefault(number, assignment)
-        _check_scans(staged, number, stage.assignments, stage.first_layer)
+        _check_scans(layered, number, stage.assignments, stage.first_layer)
         choices[number] = StageChoices.of(
             stage.first_layer, stage.assignments, graphs, layered.layer_kinds
         )
@@ -83,22 +83,26 @@ def _check_size(layer: int, graph: LayerGraph, assignment: Assignment) -> None:
 
 
 def _check_scans(
-    staged: Staged, stage: int, assignments: Sequence[Assignment | None], first_layer: int
+    layered: Layered, stage: int, assignments: Sequence[Assignment | None], first_layer: int
 ) -> None:
-    """The layers of one scan on a stage run one program, so they have one assignment."""
+    """The layers of one scan on a stage run one program, so equal ones have one assignment.
+
+    A layer of another kind holds more than its iteration of the scan (the head beside the last
+    block): of its assignment the rest counts, and the scan runs by that of the first layer.
+    """
     last = first_layer + len(assignments) - 1
-    for span in staged.layered.spans:
+    for span in layered.spans:
         low, high = max(span.first, first_layer), min(span.last, last)
-        if span.first == span.last or low >= high:
-            continue
-        mine = assignments[low - first_layer : high - first_layer + 1]
-        if any(a != mine[0] for a in mine):
-            raise PlanError(
-                "HP-PLAN-ASSIGNMENT",
-                f"layers {low} to {high} are one scan, and have different assignments",
-                where=f"stage {stage}",
-                ways_out=("give them one assignment", "cut the stage between them"),
-            )
+        mine: dict[int, Assignment | None] = {}
+        for layer in range(low, high + 1) if span.first < span.last else ():
+            assignment = assignments[layer - first_layer]
+            if mine.setdefault(layered.layer_kinds[layer], assignment) != assignment:
+                raise PlanError(
+                    "HP-PLAN-ASSIGNMENT",
+                    f"layers {low} to {high} are one scan, and have different assignments",
+                    where=f"stage {stage}",
+                    ways_out=("give them one assignment", "cut the stage between them"),
+                )
 
 
 def _gather_once(staged: Staged, choices: Mapping[int, StageChoices]) -> Staged:

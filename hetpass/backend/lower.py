@@ -59,6 +59,7 @@ class StageProgram:
       arguments, results: slot indices, each once.
       updated: slots that are arguments and results, to be changed in place.
       frees: slots whose last use this is.
+      mesh: the axes of the stage's mesh, if it runs by assignments; else ().
       emitted: once it has been traced, the collectives that its assignment asks for.
     """
 
@@ -71,6 +72,7 @@ class StageProgram:
     results: tuple[int, ...]
     updated: tuple[int, ...]
     frees: tuple[int, ...]
+    mesh: tuple[tuple[str, int], ...] = ()
     emitted: Callable[[], tuple[Emitted, ...]] = tuple
 
 
@@ -197,6 +199,7 @@ class _Lowering:
             results=tuple(results),
             updated=tuple(_once(updated)),
             frees=tuple(s for s in fragment.frees if s in arguments and s not in updated),
+            mesh=self.replica.mesh if self.assigned is not None else (),
             emitted=lambda: tuple(emitted),
         )
 

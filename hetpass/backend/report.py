@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetpass.backend.compile import CompiledStep, Executable
+from hetpass.backend.compiled_collectives import compiled_collectives
+from hetpass.backend.lower import StageProgram
+from hetpass.backend.priced_collectives import CollectiveDifference, collective_differences
 
 COLLECTIVES = (
     "all-reduce",
@@ -42,7 +45,8 @@ class CollectiveCount:
 @dataclass(frozen=True)
 class FragmentReport:
     """One executable. Bytes are per device; `peak_bytes` = arguments + outputs + temporaries
-    - aliased (the compiler's own peak leaves temporaries out on CPU)."""
+    - aliased (the compiler's own peak leaves temporaries out on CPU). `differences`: where the
+    collectives are not those that the stage's assignments were priced with."""
 
     stage: int
     role: str
@@ -53,6 +57,7 @@ class FragmentReport:
     alias_bytes: int
     collectives: Mapping[str, CollectiveCount]
     compile_s: float
+    differences: tuple[CollectiveDifference, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -64,10 +69,11 @@ class FragmentReport:
         found = ", ".join(
             f"{c.count} {kind} ({c.result_bytes:,} bytes)" for kind, c in self.collectives.items()
         )
-        return (
+        line = (
             f"{name}: {self.peak_bytes:,} bytes ({self.temporary_bytes:,} temporary), "
             f"{found or 'no collectives'}, compiled in {self.compile_s:.2f} s"
         )
+        return "\n".join([line, *(f"  not as priced: {d}" for d in self.differences)])
 
 
 def report(compiled: CompiledStep) -> tuple[FragmentReport, ...]:
@@ -89,7 +95,15 @@ def fragment_report(executable: Executable) -> FragmentReport:
         alias_bytes=int(getattr(memory, "alias_size_in_bytes", 0)),
         collectives=collectives(text),
         compile_s=executable.compile_s,
+        differences=_differences(program, text),
     )
+
+
+def _differences(program: StageProgram, text: str) -> tuple[CollectiveDifference, ...]:
+    if not program.mesh:
+        return ()
+    made = compiled_collectives(text, program.mesh)
+    return collective_differences(program.emitted(), made, program.mesh)
 
 
 def collectives(text: str) -> dict[str, CollectiveCount]:

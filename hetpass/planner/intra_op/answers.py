@@ -8,7 +8,8 @@ import numpy as np
 
 from hetpass.ir.operation_graph import Assignment
 from hetpass.planner.intra_op.elimination import eliminated
-from hetpass.planner.intra_op.linear_program import Effort, Solved, solved
+from hetpass.planner.intra_op.linear_program import Effort, Solved
+from hetpass.planner.intra_op.near_optima import near_optima
 from hetpass.planner.intra_op.pbqp import Problem, reduced
 from hetpass.planner.intra_op.program import Program
 
@@ -53,9 +54,11 @@ def cheapest(problem: Problem, effort: Effort = Effort()) -> Solved:
         cost = rest.cost + float(small.costs)
         found = rest.complete(small.choices(())) if np.isfinite(cost) else None
         return Solved(found, cost, 0, "optimal" if found else "infeasible")
-    core = solved(rest.core, effort=effort)
-    choices = None if core.choices is None else rest.complete(core.choices)
-    return Solved(choices, core.bound + rest.cost, core.branches, core.status)
+    near = near_optima(rest.core, (), effort)
+    if near is None:
+        return Solved(None, np.inf, 0, "infeasible")
+    choices = rest.complete(near.choices[0])
+    return Solved(choices, near.bound + rest.cost, 0, "optimal")
 
 
 def answer_of(made: Program, found: Solved) -> Answer | None:

@@ -2,9 +2,9 @@
 
 A boundary state says how all values that cross between two layers lie: activations and their
 cotangents. The nodes of one boundary become one node, whose choices are states; then all other
-nodes are eliminated. On two axes that is too much at once. There the dual of the linear program
-tells how much more than the optimum every choice costs at least; choices that cost too much are
-left out first, and entries of the table above that are known as upper bounds only.
+nodes are eliminated. On two axes that is too much at once: there all assignments within some
+allowance of the optimum are found (`near_optima`), and other pairs of states are reached from those
+by resharding at the ends. Their entries are upper bounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 
 from hetpass.ir.operation_graph import Layout, OperationGraph
 from hetpass.planner.intra_op.elimination import Eliminated, eliminated
-from hetpass.planner.intra_op.linear_program import Effort, slack
+from hetpass.planner.intra_op.linear_program import Effort
+from hetpass.planner.intra_op.near_optima import near_optima
 from hetpass.planner.intra_op.pbqp import Choices, Edge, Floats, Problem, Reduced, reduced
 from hetpass.planner.intra_op.program import Program
 
@@ -34,8 +35,8 @@ class BoundaryTable:
       made: the program.
       left, right: states at its two ends; one empty state where nothing crosses.
       costs: shape [left, right], seconds of a step and the price of its memory.
-      optimum: the least of them.
-      exact: entries up to `optimum + exact` are least costs; above, upper bounds.
+      optimum: none is less.
+      exact: entries up to `optimum + exact` are least costs; those above are upper bounds.
     """
 
     made: Program
@@ -44,16 +45,11 @@ class BoundaryTable:
     costs: Floats
     optimum: float
     exact: float
-    _merged: _Merged
-    _rest: Reduced
-    _choices: tuple[Choices, ...]
-    _found: Eliminated
+    _decoder: _Eliminated | _Neighbours
 
     def choices(self, left: int, right: int) -> tuple[int, ...]:
-        """The cheapest choices of the program's nodes between two states."""
-        core = self._found.choices((left, right))
-        chosen = [int(kept[c]) for kept, c in zip(self._choices, core, strict=True)]
-        return self._merged.expanded(self._rest.complete(chosen), (left, right))
+        """The cheapest known choices of the program's nodes between two states."""
+        return self._decoder.choices(left, right)
 
     @property
     def lower(self) -> Floats:
@@ -88,22 +84,59 @@ def boundary_table(
     rest = reduced(merged.problem, merged.ends)
     if not np.isfinite(rest.cost):
         return None
-    ends = [rest.nodes.index(end) for end in merged.ends]
-    everything = tuple(np.arange(len(costs)) for costs in rest.core.nodes)
-    found = eliminated(rest.core, ends, effort.most_entries)
-    if found is not None:
-        exact, bound, kept = np.inf, float(found.costs.min()), everything
-    else:
-        pruned = _pruned(rest.core, ends, effort)
-        if pruned is None:
-            return None
-        exact, bound, kept, found = pruned
-    costs = found.costs + rest.cost
-    if not np.isfinite(costs).any():
-        return None
     left, right = (side.states for side in merged.sides)
-    bound += rest.cost
-    return BoundaryTable(made, left, right, costs, bound, exact, merged, rest, kept, found)
+    ends = [rest.nodes.index(end) for end in merged.ends]
+    everything = eliminated(rest.core, ends, effort.most_entries)
+    if everything is not None:
+        costs = everything.costs + rest.cost
+        if not np.isfinite(costs).any():
+            return None
+        decoder = _Eliminated(merged, rest, everything)
+        return BoundaryTable(made, left, right, costs, float(costs.min()), np.inf, decoder)
+    near = near_optima(rest.core, ends, effort)
+    if near is None:
+        return None
+    around = _Neighbours.of(merged, [rest.complete(choices) for choices in near.choices])
+    optimum = near.bound + rest.cost
+    return BoundaryTable(made, left, right, around.costs, optimum, near.allowance, around)
+
+
+@dataclass(frozen=True, eq=False)
+class _Eliminated:
+    """Every pair of states has its own cheapest choices."""
+
+    merged: _Merged
+    rest: Reduced
+    found: Eliminated
+
+    def choices(self, left: int, right: int) -> tuple[int, ...]:
+        return self.merged.expanded(self.rest.complete(self.found.choices((left, right))))
+
+
+@dataclass(frozen=True, eq=False)
+class _Neighbours:
+    """A few choices that are optimal between their own states, and good ones near by.
+
+    Between other states the layer does the same inside, and reshards at its ends.
+
+    Attributes:
+      costs: [left, right], of the best of them.
+      best: [left, right], which.
+    """
+
+    merged: _Merged
+    known: tuple[tuple[int, ...], ...]
+    costs: Floats
+    best: Choices
+
+    @classmethod
+    def of(cls, merged: _Merged, known: Sequence[tuple[int, ...]]) -> _Neighbours:
+        costs = np.array([merged.costs_between(choices) for choices in known])
+        return cls(merged, tuple(known), costs.min(axis=0), costs.argmin(axis=0))
+
+    def choices(self, left: int, right: int) -> tuple[int, ...]:
+        inside = self.known[int(self.best[left, right])][: len(self.merged.old)]
+        return self.merged.expanded((*inside, left, right))
 
 
 # -- one node per boundary --------------------------------------------------------------------
@@ -146,10 +179,23 @@ class _Merged:
         """The nodes of the two boundaries."""
         return len(self.old), len(self.old) + 1
 
-    def expanded(self, choices: Sequence[int], ends: tuple[int, int]) -> tuple[int, ...]:
+    def costs_between(self, choices: Sequence[int]) -> Floats:
+        """[left, right] -> cost of given choices of all nodes but the two."""
+        left, right = self.ends
+        inside = sum(float(c[k]) for c, k in zip(self.problem.nodes[:left], choices, strict=False))
+        sides = {end: self.problem.nodes[end] for end in self.ends}
+        for (i, j), costs in self.problem.edges.items():
+            if j < left:
+                inside += float(costs[choices[i], choices[j]])
+            elif i < left:
+                sides[j] = sides[j] + costs[choices[i]]
+        total = inside + sides[left][:, None] + sides[right][None, :]
+        return total + self.problem.edges.get(self.ends, 0.0)
+
+    def expanded(self, choices: Sequence[int]) -> tuple[int, ...]:
         """Choices of the whole problem's nodes."""
         chosen = dict(zip(self.old, choices, strict=False))
-        for side, state in zip(self.sides, ends, strict=True):
+        for side, state in zip(self.sides, choices[len(self.old) :], strict=True):
             chosen |= {n: int(c) for n, c in zip(side.nodes, side.picks[state], strict=True)}
         return tuple(chosen[node] for node in range(len(chosen)))
 
@@ -230,31 +276,3 @@ def _alike(layout: Layout, choices: Sequence[Layout]) -> int:
         return -wrong, sum(a == b and bool(a) for a, b in pairs)
 
     return max(range(len(choices)), key=lambda k: (agreement(choices[k]), -k))
-
-
-# -- leaving out what costs too much ----------------------------------------------------------
-
-
-def _pruned(
-    core: Problem, ends: Sequence[int], effort: Effort
-) -> tuple[float, float, tuple[Choices, ...], Eliminated] | None:
-    """How far above the bound choices were kept, the bound, the kept choices, and their table."""
-    measured = slack(core)
-    if measured is None:
-        return None
-    finite = [costs[np.isfinite(costs)] for costs in measured.above.nodes]
-    above = max(float(costs.max(initial=0.0)) for costs in finite)
-    least = abs(measured.bound) * 1e-9
-    while True:
-        kept = tuple(
-            np.arange(len(costs)) if node in ends else np.flatnonzero(costs <= above + least)
-            for node, costs in enumerate(measured.above.nodes)
-        )
-        nodes = tuple(c[k] for c, k in zip(core.nodes, kept, strict=True))
-        edges = {(i, j): e[np.ix_(kept[i], kept[j])] for (i, j), e in core.edges.items()}
-        found = eliminated(Problem(nodes, edges), ends, effort.most_entries_pruned)
-        if found is not None:
-            return above, measured.bound, kept, found
-        if above < least:
-            return None
-        above /= 2

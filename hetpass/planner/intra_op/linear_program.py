@@ -26,7 +26,8 @@ class Effort:
       node_limit: of the branching.
       gap: relative, at which branching ends.
       most_entries: in the tables of an elimination, above which the linear program is used.
-      most_entries_pruned: where its dual told which choices can be left out.
+      most_joined: combinations that a sparse elimination joins.
+      allowances: how far above the bound it looks, relative, one after the other.
       most_states: of a boundary.
       prices: of memory that are tried in a row.
       limit_gap: under a memory limit, above which the integer program is used.
@@ -36,7 +37,8 @@ class Effort:
     node_limit: int = 2000
     gap: float = 1e-9
     most_entries: int = 1 << 21
-    most_entries_pruned: int = 1 << 25
+    most_joined: int = 2_000_000
+    allowances: tuple[float, ...] = (2e-3, 1e-2, 3e-2, 1e-1)
     most_states: int = 64
     prices: int = 12
     limit_gap: float = 1e-3
@@ -82,44 +84,43 @@ def solved(problem: Problem, limit: Limit | None = None, effort: Effort = Effort
 
 
 def slack(problem: Problem) -> Slack | None:
-    """The bound of the relaxation, and how much every choice lies above it; None: infeasible.
+    """How far everything lies above the relaxation, by its reduced costs; None: infeasible.
 
-    Reduced costs are never negative, and a choice needs a pair on each of its edges: so its own
-    reduced cost and the least of its pairs' on every edge add up.
+    For any choices the reduced costs of nodes and edges add up to what they cost above the bound.
     """
     program = _Program(problem)
     relaxed = _relaxed(program)
     if relaxed is None:
         return None
-    first = program.first
     above = np.maximum(relaxed.reduced_costs, 0.0)
-    nodes = []
+    nodes, variable = [], 0
     for node, allowed in enumerate(program.allowed):
         costs = np.full(len(problem.nodes[node]), np.inf)
-        costs[allowed] = above[first[node] : first[node + 1]]
+        costs[allowed] = above[variable : variable + len(allowed)]
+        variable += len(allowed)
         nodes.append(costs)
-    edges, variable = {}, int(first[-1])
+    edges = {}
     for i, j, one, other in program.pairs:
         costs = np.full((len(nodes[i]), len(nodes[j])), np.inf)
-        rows, columns = program.allowed[i][one], program.allowed[j][other]
-        costs[rows, columns] = above[variable : variable + len(one)]
+        pairs = program.allowed[i][one], program.allowed[j][other]
+        costs[pairs] = above[variable : variable + len(one)]
         variable += len(one)
         edges[i, j] = costs
-    for (i, j), costs in edges.items():
-        nodes[i] = nodes[i] + costs.min(axis=1)
-        nodes[j] = nodes[j] + costs.min(axis=0)
-    return Slack(relaxed.bound, Problem(tuple(nodes), edges))
+    integral = program.choices(relaxed.x) if program.is_integral(relaxed.x) else None
+    return Slack(relaxed.bound, Problem(tuple(nodes), edges), integral)
 
 
 @dataclass(frozen=True, eq=False)
 class Slack:
     """Attributes:
     bound: no choices cost less.
-    above: choices with it, or pairs with it, cost at least so much more.
+    above: the same problem, with costs above the bound.
+    choices: the optimum, if the relaxation is integral.
     """
 
     bound: float
     above: Problem
+    choices: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, eq=False)

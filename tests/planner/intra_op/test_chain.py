@@ -22,12 +22,12 @@ def chain_of(seed, axes, layers=5, kinds=3):
     item_bytes = rng.choice((2e4, 2e5))
     graphs = [random_layer(rng, item_bytes) for _ in range(kinds)]
     order = [rng.randrange(kinds) for _ in range(layers)]
-    effort = Effort(most_states=100)
+    effort = Effort(most_states=100, most_entries=1 << 26)
     tables = [boundary_table(program(graph, setting), effort=effort) for graph in graphs]
     return rng, setting, graphs, order, chained(tables, order)
 
 
-@pytest.mark.parametrize(("axes", "seeds"), [(1, range(9)), (2, range(3, 7))])
+@pytest.mark.parametrize(("axes", "seeds"), [(1, range(9)), (2, range(6, 10))])
 def test_chaining_is_the_program_of_the_whole_range(axes, seeds):
     """52 random ranges."""
     for seed in seeds:
@@ -100,7 +100,7 @@ def test_pruned_tables_are_upper_bounds_with_a_true_optimum():
     setting = replace(random_setting(random.Random(5), 2), alone=False, recompute=False)
     made = program(graph, setting)
     exact = boundary_table(made, effort=Effort(most_entries=1 << 26))
-    pruned = boundary_table(made, effort=Effort(most_entries=0, most_entries_pruned=1 << 17))
+    pruned = boundary_table(made, effort=Effort(most_entries=0, allowances=(1e-4, 2e-2)))
     assert np.isinf(exact.exact)
     assert np.isfinite(pruned.exact)
     assert pruned.optimum == pytest.approx(exact.costs.min(), rel=1e-7)

@@ -37,7 +37,7 @@ from hetpass.runtime.watchdog import Limits
 
 DEFAULT_OUT = Path(__file__).resolve().parent / "results" / "failures.json"
 PLAN = "fast[4](data=2,model=2): 0-1 | slow(data=2): 2-3 | last: 4-5"
-SILENT_S = 10.0
+SILENT_S = 4.0
 
 
 def train_step(weights: Any, batch: Any) -> Any:

@@ -33,6 +33,7 @@ from hetpass.runtime.distributed.crew import have_ended, seats_of
 from hetpass.runtime.distributed.worker import Seat
 from hetpass.runtime.distributed.workers import WorkerOptions
 from hetpass.runtime.transport.message import Message, Slowness
+from hetpass.runtime.transport.ray_store import PARCELS
 from hetpass.runtime.watchdog import Status, Watch
 
 _CONFIG = (
@@ -52,6 +53,9 @@ _MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
+WATCH = "watch"
+"""The concurrency group that asks how a worker is."""
+
 _CAUSE_S = 3.0
 """How long a lost connection may be explained by a process that died."""
 _GRACE_S = 0.5
@@ -92,7 +96,8 @@ class Failed:
 
 
 class WorkerProcess:
-    """The actor: a Worker, behind two methods; `status` runs beside the others."""
+    """The actor: a Worker behind a method that calls its own, one after another. `status` and
+    `deliver` are called beside that, by the concurrency groups of Ray."""
 
     def __init__(self) -> None:
         self._worker: Any = None
@@ -191,7 +196,7 @@ class RayCrew:
         ray, options = self._ray, self._options
         for seat in self.seats:
             group = cluster.group(seat.group)
-            actor = ray.remote(WorkerProcess)
+            actor = ray.remote(concurrency_groups={WATCH: 1, PARCELS: 1})(WorkerProcess)
             self._actors.append(actor.options(**_actor_options(group, seat, options)).remote())
         self._hosts = self._got([actor.host.remote() for actor in self._actors], "start")
         token = secrets.token_bytes(32)
@@ -317,7 +322,8 @@ class RayCrew:
         try:
             while not self._ended.is_set():
                 for place in set(range(len(self._actors))) - set(asked.values()):
-                    asked[self._actors[place].status.remote()] = place
+                    status = self._actors[place].status.options(concurrency_group=WATCH)
+                    asked[status.remote()] = place
                 done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=limits.poll_s)
                 for promise in done:
                     self._hear(asked.pop(promise), promise)

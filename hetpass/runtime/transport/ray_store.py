@@ -20,6 +20,10 @@ from hetpass.backend.pieces import Box
 from hetpass.runtime.transport.message import Message, Receiver
 
 
+PARCELS = "parcels"
+"""The concurrency group of the actors in which parcels are delivered, beside the running step."""
+
+
 class RayTransport:
     """See the head of this module.
 
@@ -74,7 +78,8 @@ class RayTransport:
                 if to == self._place:
                     self._receiver.deliver(message, np.array(part))
                 else:
-                    self._peers[to].deliver.remote(message, np.ascontiguousarray(part))
+                    deliver = self._peers[to].deliver.options(concurrency_group=PARCELS)
+                    deliver.remote(message, np.ascontiguousarray(part))
             except Exception as error:  # an array that could not be computed, a dead actor
                 self._receiver.fail(to, str(error) or type(error).__name__)
             del item, value

@@ -19,7 +19,6 @@ import numpy as np
 from hetpass.backend.pieces import Box
 from hetpass.runtime.transport.message import Message, Receiver
 
-
 PARCELS = "parcels"
 """The concurrency group of the actors in which parcels are delivered, beside the running step."""
 

@@ -146,7 +146,7 @@ def test_models_split_exactly(name):
     cluster = hp.Cluster.emulated({"a": 2, "b": 1})
     traced = hp.het_parallelize(model.step, cluster=cluster).trace(model.state, model.batch)
     planned = traced.with_plan(_halves(traced), num_microbatches=4)
-    assert planned.num_layers >= 4
+    assert planned.num_layers >= 3
 
 
 def _halves(traced):

@@ -72,7 +72,7 @@ SIZES: Mapping[str, TransformerSize | ResNetSize] = MappingProxyType(
         "llama-8B": TransformerSize(4096, 32, 32, 128256, 2048, 14336, 8),
         "llama-30B": TransformerSize(6656, 60, 52, 32000, 2048, 17920, 52),
         "llama-70B": TransformerSize(8192, 80, 64, 128256, 2048, 28672, 8),
-        "moe-tiny": TransformerSize(64, 4, 4, 256, 64, 128, experts=4),
+        "moe-tiny": TransformerSize(64, 2, 4, 256, 64, 128, experts=4),
         "moe-380M": _moe(768, 8, 8),
         "moe-690M": _moe(768, 8, 16),
         "moe-1.3B": _moe(768, 16, 16),

@@ -12,7 +12,7 @@ from flax.training.train_state import TrainState
 
 import hetpass as hp
 
-VOCABULARY, TOKENS, HIDDEN, HEADS, BLOCKS = 64, 16, 32, 4, 4
+VOCABULARY, TOKENS, HIDDEN, HEADS, BLOCKS = 64, 16, 32, 4, 2
 
 
 class Block(nn.Module):

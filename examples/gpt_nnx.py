@@ -11,7 +11,7 @@ from flax import nnx
 
 import hetpass as hp
 
-VOCABULARY, TOKENS, HIDDEN, HEADS, BLOCKS = 64, 16, 32, 4, 4
+VOCABULARY, TOKENS, HIDDEN, HEADS, BLOCKS = 64, 16, 32, 4, 2
 
 
 class Block(nnx.Module):

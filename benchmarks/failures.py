@@ -123,6 +123,7 @@ def trial(sign: signal.Signals, delay_s: float, victim: int, batch: Any) -> dict
         "seconds_to_error": round(seen_s - struck[0], 3),
         "seconds_to_nothing_left": round(time.perf_counter() - struck[0], 3),
         "code": found.code,
+        "what": found.what,
         "names_the_stage": f"stage {victim}" in found.where,
         "last_tasks_of_stages": sum(f"stage {s} began last" in text for s in range(3)),
         "processes_left": sorted(filter(alive, pids)),

@@ -14,6 +14,7 @@ import jax
 
 from hetpass.analysis.fingerprint import fingerprint
 from hetpass.backend.compile_part import CompiledPart, Places, compile_part
+from hetpass.backend.emulate import Emulation
 from hetpass.frontend.microbatch import SplitOptions
 from hetpass.frontend.trace import Signature, abstract
 from hetpass.ir.cluster import Cluster
@@ -86,7 +87,7 @@ class StepJob:
         devices: Mapping[str, Sequence[jax.Device]],
         places: Places,
         place: int,
-        repeats: int = 1,
+        emulation: Emulation = Emulation(),
     ) -> CompiledPart:
         plan = Plan.from_json(self.plan)
         layered = _PASSES.layers(self.call.traced(), plan.num_microbatches, self.split)
@@ -95,7 +96,7 @@ class StepJob:
         plan.check(cluster, layered.num_layers, fingerprint(layered), program.batch_size)
         staged = _PASSES.partition(layered, plan)
         schedule = step_schedule(staged, plan)
-        return compile_part(staged, plan, schedule, devices, places, place, repeats)
+        return compile_part(staged, plan, schedule, devices, places, place, emulation)
 
 
 @dataclass(frozen=True)
@@ -118,12 +119,12 @@ class BesideJob:
         devices: Mapping[str, Sequence[jax.Device]],
         places: Places,
         place: int,
-        repeats: int = 1,
+        emulation: Emulation = Emulation(),
     ) -> CompiledPart:
         layered = _PASSES.layers(self.call.traced(), self.num_microbatches, SplitOptions())
         staged, plan = _PASSES.partition_beside(layered, self.homes, Plan.from_json(self.plan))
         schedule = step_schedule(staged, plan)
-        return compile_part(staged, plan, schedule, devices, places, place, repeats)
+        return compile_part(staged, plan, schedule, devices, places, place, emulation)
 
 
 def compile_remote(

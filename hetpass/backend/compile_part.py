@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jax
@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hetpass._jax import ShapedArray
 from hetpass.backend.assigned_stages import assigned_stages
 from hetpass.backend.compile import Build, Executable, microbatch_numbers, undonatable
+from hetpass.backend.emulate import Emulation, emulated
 from hetpass.backend.lower import StageProgram, finish_results, lower
 from hetpass.backend.pieces import mesh_boxes
 from hetpass.backend.reshard import Placement, placement, plan_reshard
@@ -87,15 +88,14 @@ def compile_part(
     devices: Mapping[str, Sequence[jax.Device]],
     places: Places,
     place: int,
-    repeats: int = 1,
+    emulation: Emulation = Emulation(),
 ) -> CompiledPart:
     """Lowers and compiles the fragments of one process's stages, and plans its transfers.
 
     Args:
       devices: of the group that the process belongs to, those of its other processes included.
       places: of every group's devices. place: the number of this process.
-      repeats: how often every executable is run when it is called, to emulate slow devices; with
-        more than one nothing is donated.
+      emulation: how this process's devices are to behave.
 
     Raises:
       PlanError: for a plan that does not fit the program or the devices, before any compile.
@@ -121,12 +121,19 @@ def compile_part(
     links, aliases, routes = _links(staged, replicas, places, specs, shardings, avals, place)
     inputs = staged.layered.program.traced.inputs
     kept = undonatable(staged, aliases)
-    if repeats > 1:
+    if not emulation.donates:
         kept = frozenset(range(len(staged.slots)))
     build = Build(staged, meshes, avals, shardings, kept, time.perf_counter)
     programs = lower(staged, replicas, assigned)
-    found_here = build.all([p for p in programs if p.stage in meshes], _THREADS)
-    built = iter([_repeated(executable, repeats) for executable in found_here])
+    fragments = dict(enumerate(staged.fragments))
+    own_programs = [(n, p) for n, p in enumerate(programs) if p.stage in meshes]
+    found_here = build.all([program for _, program in own_programs], _THREADS)
+    built = iter(
+        [
+            emulated(executable, emulation, fragments.get(number))
+            for (number, _), executable in zip(own_programs, found_here, strict=True)
+        ]
+    )
     return CompiledPart(
         staged=staged,
         schedule=schedule,
@@ -151,19 +158,6 @@ def compile_part(
             for stage in range(staged.num_stages)
         ),
     )
-
-
-def _repeated(executable: Executable, repeats: int) -> Executable:
-    if repeats == 1:
-        return executable
-    call = executable.call
-
-    def several(*arguments: jax.Array) -> Sequence[jax.Array]:
-        for _ in range(repeats - 1):
-            call(*arguments)[-1].block_until_ready()
-        return call(*arguments)
-
-    return replace(executable, call=several)  # type: ignore[arg-type]
 
 
 def _elsewhere(program: StageProgram) -> Executable:

@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 
+from hetpass.backend.emulate import Emulation
 from hetpass.errors import ExecutionError, HetpassError
 from hetpass.ir.cluster import Cluster, DeviceGroup
 from hetpass.runtime.distributed.crew import have_ended, seats_of
@@ -73,7 +74,7 @@ class WorkerStart:
     transport: str
     slowness: Mapping[int, Slowness]
     cores: tuple[int, ...]
-    repeats: int
+    emulation: Emulation
     config: Mapping[str, Any]
     modules: tuple[str, ...]
 
@@ -213,7 +214,7 @@ class RayCrew:
                     if (seat.group, other.group) in options.slowness
                 },
                 tuple(options.cores.get(seat.group, ())),
-                options.repeats.get(seat.group, 1),
+                options.emulation.get(seat.group, Emulation()),
                 {name: getattr(jax.config, name) for name in _CONFIG if hasattr(jax.config, name)},
                 # Imported before the watch begins: while a library is loaded nothing is answered.
                 tuple(sorted(name for name in sys.modules if name.startswith("hetpass."))),
@@ -402,7 +403,7 @@ def _first_line(error: Exception) -> str:
 
 def _is_consequence(error: Exception) -> bool:
     """Whether something else may have gone wrong before."""
-    codes = ("HP-RUN-PEER", "HP-RUN-STOPPED", "HP-RUN-GONE")
+    codes = ("HP-RUN-PEER", "HP-RUN-STOPPED", "HP-RUN-GONE", "HP-RUN-FAILED")
     return not isinstance(error, HetpassError) or error.code in codes
 
 

@@ -51,7 +51,7 @@ def start_worker(start: Any, coordinator: str) -> Worker:
         sort = JaxTransport if start.transport == "jax" else TcpTransport
         return sort(place, receiver, start.token, interface, start.slowness)
 
-    return Worker(seat, {seat.group: devices}, transport, start.repeats)
+    return Worker(seat, {seat.group: devices}, transport, start.emulation)
 
 
 def _own_address() -> str:

@@ -16,6 +16,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetpass.backend.compile_part import CompiledPart, Places
+from hetpass.backend.emulate import Emulation
 from hetpass.backend.report import FragmentReport, fragment_report
 from hetpass.errors import ExecutionError
 from hetpass.ir.program import Staged
@@ -58,7 +59,7 @@ class Job(Protocol):
         devices: Mapping[str, Sequence[jax.Device]],
         places: Places,
         place: int,
-        repeats: int = 1,
+        emulation: Emulation = Emulation(),
     ) -> CompiledPart:
         """This process's part.
 
@@ -126,7 +127,7 @@ class Worker:
       seat: where it stands.
       devices: by group name, of its own group; all of them, if several processes make the group.
       transport: makes the transport, given the number of this process and the receiver.
-      repeats: how often every executable is run, for experiments with slow workers.
+      emulation: how its devices are to behave, for experiments.
     """
 
     def __init__(
@@ -134,11 +135,11 @@ class Worker:
         seat: Seat,
         devices: Mapping[str, Sequence[jax.Device]],
         transport: Callable[[int, Receiver], Transport],
-        repeats: int = 1,
+        emulation: Emulation = Emulation(),
     ) -> None:
         self._seat = seat
         self._devices = devices
-        self._repeats = repeats
+        self._emulation = emulation
         self._progress = Progress()
         self._arrivals = Arrivals(seat.place, self._pass_on, self._arrived)
         self._transport = transport(seat.place, self._arrivals)
@@ -155,7 +156,7 @@ class Worker:
     def compile(self, program: int, job: Job) -> str:
         """Compiles this process's part of a step; a hash of the whole, equal in all processes."""
         self._progress.began(-1, f"compile program {program}")
-        part = job.build(self._devices, self._seat.places, self._seat.place, self._repeats)
+        part = job.build(self._devices, self._seat.places, self._seat.place, self._emulation)
         self._programs[program] = PartRuntime(
             part, program, self._arrivals, self._transport, self._progress
         )

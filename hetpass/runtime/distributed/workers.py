@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hetpass.backend.emulate import Emulation
 from hetpass.errors import ExecutionError
 from hetpass.ir.cluster import Cluster
 from hetpass.runtime.distributed.crew import Crew
@@ -30,8 +31,7 @@ class WorkerOptions:
       limits: of the watchdog.
       environment: variables of the workers, by group; "" for all groups.
       cores: the CPU cores that a group's workers keep to, for experiments.
-      repeats: how often a group's workers run every executable, for experiments: 3 makes a group
-        three times as slow.
+      emulation: by group, how its devices are to behave, for experiments.
       slowness: by (from, to) group, what is added to their link, for experiments.
     """
 
@@ -41,7 +41,7 @@ class WorkerOptions:
     limits: Limits = field(default_factory=Limits)
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     cores: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    repeats: Mapping[str, int] = field(default_factory=dict)
+    emulation: Mapping[str, Emulation] = field(default_factory=dict)
     slowness: Mapping[tuple[str, str], Slowness] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -52,17 +52,10 @@ class WorkerOptions:
                 where="transport",
                 ways_out=['"tcp"', '"jax"', '"ray"'],
             )
-        if any(count < 1 for count in self.repeats.values()):
-            raise ExecutionError(
-                "HP-RUN-REPEATS",
-                f"repeats is {dict(self.repeats)}",
-                where="repeats",
-                ways_out=["whole numbers of at least 1"],
-            )
 
     def check(self, cluster: Cluster) -> None:
         """Refuses groups that the cluster does not have."""
-        for names in (self.environment, self.cores, self.repeats, *self.slowness):
+        for names in (self.environment, self.cores, self.emulation, *self.slowness):
             for name in names:
                 if name:
                     cluster.group(name)

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from hetpass._jax import JaxprEqn, name_stack
 from hetpass.analysis.flops import DATA_MOVEMENT, ELEMENTWISE, REDUCTIONS, aval_bytes
@@ -122,6 +120,10 @@ class _Network:
 
     def sink_side(self) -> set[int]:
         """The smallest sink side of a minimum cut: the nodes that still reach the sink."""
+        # scipy.sparse takes a third of a second to import, which reading a plan need not pay.
+        from scipy.sparse import csr_matrix
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
         size = len(self.nodes) + 2
         finite = [c for c in self.edges.values() if np.isfinite(c)]
         unlimited = 2**30

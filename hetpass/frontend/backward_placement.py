@@ -17,8 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_matrix
 
 from hetpass._jax import Literal, Var
 from hetpass.analysis.flops import aval_bytes
@@ -268,6 +266,10 @@ class _LinearProgram:
     def solve(self, num_layers: int) -> dict[int, int]:
         if num_layers == 1 or not self.columns:
             return dict.fromkeys(self.columns, 0)
+        # scipy.optimize takes a third of a second to import, which reading a plan need not pay.
+        from scipy.optimize import linprog
+        from scipy.sparse import coo_matrix
+
         cost = np.array(self.costs)
         cost[list(self.columns.values())] -= TIE_PRICE
         matrix, bound = None, None

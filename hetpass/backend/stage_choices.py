@@ -9,7 +9,7 @@ from functools import cached_property
 from hetpass._jax import JaxprEqn, Var
 from hetpass.analysis.layer_operations import LayerOperations, OperationDraft, Path
 from hetpass.analysis.operation_graph import LayerGraph
-from hetpass.cost.operations import natural_layouts, wanted_layouts
+from hetpass.cost.operation_choices import natural_layouts, wanted_layouts
 from hetpass.ir.operation_graph import Assignment, Layout, Operation, OperationChoice
 from hetpass.transforms.tag_operations import operation_tag
 

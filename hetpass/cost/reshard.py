@@ -110,9 +110,7 @@ def arrival_s(value: Value, mesh: LinkedMesh) -> dict[Layout, float]:
     Every byte comes in once: the devices hold as small pieces as can be, and gather from there.
     """
     table = reshard_table(value.shape, value.item_bytes, mesh)
-    parts = {
-        layout: ways(layout, mesh.axes) for layout in table.index if not layout.partial
-    }
+    parts = {layout: ways(layout, mesh.axes) for layout in table.index if not layout.partial}
     pieces = [table.index[layout] for layout, n in parts.items() if n == max(parts.values())]
     nearest = table.seconds[pieces].min(axis=0)
     return {layout: float(nearest[table.index[layout]]) for layout in parts}

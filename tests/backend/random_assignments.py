@@ -6,7 +6,7 @@ import math
 import random
 
 from hetpass.cost.layouts import layouts
-from hetpass.cost.operations import natural_layouts, wanted_layouts
+from hetpass.cost.operation_choices import natural_layouts, wanted_layouts
 from hetpass.ir.operation_graph import (
     Assignment,
     Layout,

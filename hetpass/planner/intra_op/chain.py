@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpass.cost.reshard import arrival_s, reshard_path
+from hetpass.cost.reshard import arrival_s, reshard_table
 from hetpass.ir.operation_graph import Value
 from hetpass.planner.intra_op.boundary import BoundaryTable, left_values, right_values
 from hetpass.planner.intra_op.pbqp import Floats
@@ -49,8 +49,8 @@ class Chain:
                 found.append((int(left[at[0]]), int(right[at[0]])))
         return found[::-1]
 
-    def summed(self, measure: Measure, quantities: int) -> Floats:
-        """Quantities of the best assignment of every range: [first, end, quantity]."""
+    def added(self, measure: Measure, quantities: int) -> RangeSums:
+        """Quantities of the best assignment of every range."""
         count = len(self.kinds)
         shapes = [(len(t.left), len(t.right), quantities) for t in self.tables]
         values = [np.full(shape, np.nan) for shape in shapes]
@@ -60,22 +60,19 @@ class Chain:
                 missing = np.isnan(values[kind][left, right, 0])
                 for s, t in sorted(set(zip(left[missing], right[missing], strict=True))):
                     values[kind][s, t] = measure(kind, int(s), int(t))
-        total = np.full((count, count + 1, quantities), np.inf)
+        possible = np.isfinite(self.costs)
+        sums = np.where(possible[:, :, None], np.zeros(quantities), np.inf)
+        largest = np.where(possible[:, :, None], np.zeros(quantities), np.inf)
+        lefts, rights = (np.full((count, count + 1), -1) for _ in range(2))
         for end in range(1, count + 1):
-            total[:end, end] = 0.0
             for layer, rows, left, right in self._walk(end):
-                total[rows, end] += values[self.kinds[layer]][left, right]
-            total[~np.isfinite(self.costs[:, end]), end] = np.inf
-        return total
-
-    def ends(self, end: int) -> tuple[States, States]:
-        """Per first layer of a range with this end, the states at its left and right."""
-        left_ends, right_ends = np.zeros(end, dtype=np.int64), np.zeros(end, dtype=np.int64)
-        for layer, rows, left, right in self._walk(end):
-            if layer == end - 1:
-                right_ends[rows] = right
-            left_ends[layer] = left[rows == layer][0] if (rows == layer).any() else 0
-        return left_ends, right_ends
+                own = values[self.kinds[layer]][left, right]
+                sums[rows, end] += own
+                largest[rows, end] = np.maximum(largest[rows, end], own)
+                lefts[layer, end] = left[rows == layer][0] if layer in rows else -1
+                if layer == end - 1:
+                    rights[rows, end] = right
+        return RangeSums(sums, largest, lefts, rights)
 
     def _walk(self, end: int) -> Iterator[tuple[int, States, States, States]]:
         """From the last layer to the first: (layer, firsts, left states, right states)."""
@@ -94,6 +91,21 @@ class Chain:
             yield layer, rows, left, right
             right = before
             # Ranges that begin here have no layer before; they are dropped in the next turn.
+
+
+@dataclass(frozen=True, eq=False)
+class RangeSums:
+    """Per range [first, end], of its best assignment.
+
+    Attributes:
+      sums, largest: [first, end, quantity], over its layers; infinite where nothing is possible.
+      left, right: states at its two ends; -1 where nothing is possible.
+    """
+
+    sums: Floats
+    largest: Floats
+    left: States
+    right: States
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +141,8 @@ def _forward(
 ) -> tuple[Floats, tuple[_Step, ...]]:
     count = len(kinds)
     joined: dict[tuple[int, int], tuple[Floats, States]] = {}
-    starts = [_arrivals(table, 0) for table in tables]
-    finishes = [_arrivals(table, 1) for table in tables]
+    starts = [arrivals(table, 0) for table in tables]
+    finishes = [arrivals(table, 1) for table in tables]
     total = np.full((count, count + 1), np.inf)
     steps = []
     reached: Floats = np.zeros((0, 0))
@@ -164,7 +176,7 @@ def _min_plus(one: Floats, other: Floats) -> tuple[Floats, States]:
     return least, where
 
 
-def _arrivals(table: BoundaryTable, side: int) -> Floats:
+def arrivals(table: BoundaryTable, side: int) -> Floats:
     """Per state at an end of a range: seconds in which what comes from other stages arrives."""
     graph, setting = table.made.graph, table.made.setting
     numbers = (left_values, right_values)[side](graph)
@@ -193,11 +205,11 @@ def _meeting(before: BoundaryTable, after: BoundaryTable) -> Floats:
     moved = np.zeros_like(apart)
     for one, other in matches:
         value = after.made.graph.values[others[other]]
-        apart += [[0.0 if s[one] == t[other] else np.inf for t in after.left] for s in before.right]
-        moved += [
-            [reshard_path(value, s[one], t[other], mesh).seconds for t in after.left]
-            for s in before.right
-        ]
+        table = reshard_table(value.shape, value.item_bytes, mesh)
+        rows = np.array([table.index[state[one]] for state in before.right])
+        columns = np.array([table.index[state[other]] for state in after.left])
+        apart += np.where(rows[:, None] == columns[None, :], 0.0, np.inf)
+        moved += table.seconds[np.ix_(rows, columns)]
     arriving = np.zeros_like(apart)
     for numbers, states, taken, own in (
         (ones, before.right, {m[0] for m in matches}, before),

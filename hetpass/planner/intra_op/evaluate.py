@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from hetpass.cost.layouts import fits, ways, whole
-from hetpass.cost.operations import (
+from hetpass.cost.operation_choices import (
     compute_ways,
     natural_layouts,
     operation_s,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array
 
-from hetpass.planner.intra_op.pbqp import Floats, Problem
+from hetpass.planner.intra_op.pbqp import Choices, Floats, Problem
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Effort:
     node_limit: int = 2000
     gap: float = 1e-9
     most_entries: int = 1 << 21
-    most_joined: int = 2_000_000
-    allowances: tuple[float, ...] = (2e-3, 1e-2, 3e-2, 1e-1)
+    most_joined: int = 1_000_000
+    allowances: tuple[float, ...] = (3e-3, 1e-2)
     most_states: int = 64
     prices: int = 12
     limit_gap: float = 1e-3
@@ -106,8 +106,11 @@ def slack(problem: Problem) -> Slack | None:
         costs[pairs] = above[variable : variable + len(one)]
         variable += len(one)
         edges[i, j] = costs
-    integral = program.choices(relaxed.x) if program.is_integral(relaxed.x) else None
-    return Slack(relaxed.bound, Problem(tuple(nodes), edges), integral)
+    used = tuple(
+        allowed[relaxed.x[program.first[node] : program.first[node + 1]] > 1e-7]
+        for node, allowed in enumerate(program.allowed)
+    )
+    return Slack(relaxed.bound, Problem(tuple(nodes), edges), used)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +118,12 @@ class Slack:
     """Attributes:
     bound: no choices cost less.
     above: the same problem, with costs above the bound.
-    choices: the optimum, if the relaxation is integral.
+    used: per node, the choices that the relaxation makes, in whole or in part.
     """
 
     bound: float
     above: Problem
-    choices: tuple[int, ...] | None
+    used: tuple[Choices, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from hetpass.planner.intra_op.elimination import eliminated
 from hetpass.planner.intra_op.linear_program import Effort, slack, solved
-from hetpass.planner.intra_op.pbqp import Problem
+from hetpass.planner.intra_op.pbqp import Choices, Problem
 from hetpass.planner.intra_op.sparse_elimination import Survivors, survivors
 
 
@@ -27,30 +30,48 @@ class NearOptima:
 def near_optima(problem: Problem, kept: Sequence[int], effort: Effort) -> NearOptima | None:
     """The states of the kept nodes whose least costs are near the optimum; None: infeasible.
 
-    The linear program gives the bound, and tells what every choice costs above it at least. Within
-    an allowance a sparse elimination then is exact. The allowance grows while that stays cheap.
+    The linear program gives the bound, and tells what every choice costs above it at least. Among
+    the choices that it uses, even in part, the best whole ones are found at once. Within an
+    allowance a sparse elimination then is exact: first as far as those lie above the bound, which
+    proves the optimum, and further while that stays cheap.
     """
     measured = slack(problem)
     if measured is None:
         return None
-    if not kept and measured.choices is not None:
-        return NearOptima((measured.choices,), measured.bound, 0.0)
+    first = _among(problem, measured.used, effort)
+    if first is None:
+        branched = solved(problem, effort=effort)
+        if branched.choices is None:
+            return None
+        first = branched.choices
+    gap = max(problem.cost(first) - measured.bound, 0.0)
+    if not kept and gap <= effort.gap * abs(measured.bound):
+        return NearOptima((first,), measured.bound, 0.0)
     scale = max(abs(measured.bound), 1e-12)
+    wanted = gap + 1e-9 * scale
     best: tuple[Survivors, float] | None = None
-    for share in effort.allowances:
-        found = survivors(measured.above, kept, share * scale, effort.most_joined)
+    for allowance in [wanted, *(s * scale for s in effort.allowances if s * scale > wanted)]:
+        found = survivors(measured.above, kept, allowance, effort.most_joined)
         if found is None:
             break
-        best = found, share * scale
-    if best is not None and len(best[0].costs):
-        found, allowance = best
-        order = sorted(range(len(found.costs)), key=lambda k: (found.costs[k], k))
-        least = float(found.costs[order[0]])
-        choices = tuple(found.choices(k) for k in order)
-        return NearOptima(choices, measured.bound + least, allowance - least)
-    if measured.choices is not None:
-        return NearOptima((measured.choices,), measured.bound, 0.0)
-    branched = solved(problem, effort=effort)
-    if branched.choices is None:
+        if len(found.costs):
+            best = found, allowance
+        if not kept:
+            break
+    if best is None:
+        return NearOptima((first,), measured.bound, 0.0)
+    found, allowance = best
+    order = sorted(range(len(found.costs)), key=lambda k: (found.costs[k], k))
+    least = float(found.costs[order[0]])
+    choices = tuple(found.choices(k) for k in order)
+    return NearOptima(choices, measured.bound + least, allowance - least)
+
+
+def _among(problem: Problem, used: Sequence[Choices], effort: Effort) -> tuple[int, ...] | None:
+    """The best of some choices of each node; None if none go together, or there are too many."""
+    nodes = tuple(costs[own] for costs, own in zip(problem.nodes, used, strict=True))
+    edges = {(i, j): e[np.ix_(used[i], used[j])] for (i, j), e in problem.edges.items()}
+    found = eliminated(Problem(nodes, edges), most_entries=effort.most_entries)
+    if found is None or not np.isfinite(found.costs):
         return None
-    return NearOptima((branched.choices,), max(branched.bound, measured.bound), 0.0)
+    return tuple(int(own[c]) for own, c in zip(used, found.choices(()), strict=True))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpass.cost.layouts import layouts, ways, whole
-from hetpass.cost.operations import compute_ways, operation_s, touched_share
+from hetpass.cost.operation_choices import compute_ways, operation_s, touched_share
 from hetpass.cost.reshard import ReshardTable, arrival_s, reshard_table
 from hetpass.ir.operation_graph import (
     Assignment,

@@ -14,7 +14,7 @@ from itertools import combinations, product
 from math import prod
 
 from hetpass.cost.layouts import fits
-from hetpass.cost.operations import natural_layouts, wanted_layouts
+from hetpass.cost.operation_choices import natural_layouts, wanted_layouts
 from hetpass.ir.operation_graph import (
     Layout,
     Mesh,

@@ -185,9 +185,19 @@ class GraphSource:
             leaf = group.leaves[0]
             here = number in found.rows_of or self.homes.get(leaf) == found.layer
             first = here and leaf not in held
+            dims: tuple[int | None, ...] = ()
+            if mine:
+                rows = int(number in found.rows_of)
+                dims = group.gradient_dims(self.source_of(found, number), mine[0], rows)
             held.add(leaf)
             parameters.append(
-                Parameter(number, gradient, state * share if first else 0.0, float(kept))
+                Parameter(
+                    number,
+                    gradient,
+                    state * share if first else 0.0,
+                    float(kept),
+                    dims if dims != tuple(range(len(dims))) else (),
+                )
             )
         return tuple(parameters)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpass._jax import Var
-from hetpass.analysis.element_groups import ElementGroups
+from hetpass.analysis.element_groups import ElementGroups, Tokens
 from hetpass.ir.program import Accumulated, StepProgram, WholeInput
 
 
@@ -22,13 +22,25 @@ class StateGroup:
       leaves: numbers of inputs of the step that are not batched.
       gradients: numbers of region outputs that are accumulated.
       results: numbers of outputs of the step.
-      reads: region inputs.
+      reads: region inputs -> tokens of the value that they read.
+      targets: of the gradients, tokens of what they are summed to.
     """
 
     leaves: tuple[int, ...]
     gradients: tuple[int, ...]
     results: tuple[int, ...]
-    reads: tuple[Var, ...]
+    reads: Mapping[Var, Tokens]
+    targets: tuple[Tokens, ...]
+
+    def gradient_dims(self, read: Var, gradient: int, rows: int) -> tuple[int | None, ...]:
+        """Per dimension of a gradient, the dimension of the value read that it is.
+
+        Args:
+          rows: 1 for values stacked over layers, of which one is meant; else 0.
+        """
+        of_value = list(self.reads[read][rows:])
+        target = self.targets[self.gradients.index(gradient)][rows:]
+        return tuple(of_value.index(dim) if dim in of_value else None for dim in target)
 
 
 def state_groups(program: StepProgram) -> tuple[StateGroup, ...]:
@@ -53,16 +65,19 @@ def state_groups(program: StepProgram) -> tuple[StateGroup, ...]:
     results: dict[Var, list[int]] = {}
     for number, var in enumerate(program.outvars):
         add(results, var, number)
-    reads: dict[Var, list[Var]] = {}
+    reads: dict[Var, dict[Var, Var]] = {}
     for var, source in zip(program.region.invars, program.region_inputs, strict=True):
         if isinstance(source, WholeInput) and source.var.aval.shape:
-            reads.setdefault(joined.root(source.var), []).append(var)
+            reads.setdefault(joined.root(source.var), {})[var] = source.var
     return tuple(
         StateGroup(
             tuple(numbers),
             tuple(gradients.get(root, ())),
             tuple(results.get(root, ())),
-            tuple(reads.get(root, ())),
+            {v: joined.dims_of(full) for v, full in reads.get(root, {}).items()},
+            tuple(
+                joined.dims_of(program.region_outputs[g].target) for g in gradients.get(root, ())
+            ),
         )
         for root, numbers in leaves.items()
     )

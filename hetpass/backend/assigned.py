@@ -149,7 +149,7 @@ class AssignedRun:
                 operands.append(LaidOut(self.whole(atom)))
             else:
                 operands.append(self.wanted(atom, at.layer, number, wanted[position]))
-        apart = self._left_partial(at)
+        apart = self._left_partial(eqn, at)
         axes = self.layouts.ordered(apart | at.choice.partial)
         if apart and eqn.primitive.name == "conv_general_dilated":
             made = self._convolution(eqn, at, operands, apart)
@@ -160,11 +160,25 @@ class AssignedRun:
             made = run(*(v.array for v in parts))
         return self._pinned(eqn, at, made, frozenset(axes))
 
-    def _left_partial(self, at: OperationAt) -> frozenset[str]:
-        """The axes that the operation contracts over and whose sums stay in parts."""
-        if not at.operation.sums:
+    def _left_partial(self, eqn: JaxprEqn, at: OperationAt) -> frozenset[str]:
+        """The axes that the operation contracts over and whose sums are made in parts.
+
+        Those that stay partial, and those that are reduced together though they cut different
+        dimensions: the partitioner would reduce along one after the other.
+        """
+        if not at.operation.sums or at.operation.rule is None:
             return frozenset()
         left = {a for layout in at.choice.results for a in layout.partial}
+        rule, factors = at.operation.rule, at.choice.factors
+        cuts = [set(factors[f]) for f in rule.reduction if factors[f]]
+        if len(cuts) > 1:
+            aval = eqn.outvars[0].aval
+            ends = (at.natural[0], at.choice.results[0])
+            steps = self.layouts.steps(tuple(aval.shape), float(aval.dtype.itemsize), ends)
+            for step in steps:
+                if step.kind in ("all_reduce", "reduce_scatter"):
+                    together = [cut & set(step.axes) for cut in cuts]
+                    left.update(*together if sum(map(bool, together)) > 1 else ())
         return frozenset(left) - at.choice.partial
 
     def _parted(
@@ -281,7 +295,7 @@ class AssignedRun:
         init = tuple(with_weak_type(v.array, False) for v in carried)
         params = {k: eqn.params[k] for k in ("length", "reverse", "unroll")}
         outs, ys = jax.lax.scan(body, init, tuple(rows), **params)
-        results = [LaidOut(a, v.layout) for a, v in zip(outs, carried, strict=True)]
+        results = [self.pinned(a, v.layout) for a, v in zip(outs, carried, strict=True)]
         for array, layout in zip(ys, leaving, strict=True):
             results.append(_stacked(LaidOut(array, layout), self.layouts))
         return [self._after(eqn, k, value) for k, value in enumerate(results)]
@@ -415,7 +429,7 @@ class AssignedRun:
 
         init = tuple(with_weak_type(v.array, False) for v in carried)
         outs = jax.lax.while_loop(test, step, init)
-        results = [LaidOut(x, v.layout) for x, v in zip(outs, carried, strict=True)]
+        results = [self.pinned(x, v.layout) for x, v in zip(outs, carried, strict=True)]
         return [self._after(eqn, k, value) for k, value in enumerate(results)]
 
     def branch(self, eqn: JaxprEqn) -> list[LaidOut]:
@@ -444,7 +458,7 @@ class AssignedRun:
         if jnp.issubdtype(jnp.asarray(index).dtype, jnp.bool_):
             index = jnp.asarray(index, jnp.int32)
         outs = jax.lax.switch(index, [runner(*b) for b in branches], *(v.array for v in operands))
-        results = [LaidOut(x, e) for x, e in zip(outs, ends, strict=True)]
+        results = [self.pinned(x, e) for x, e in zip(outs, ends, strict=True)]
         return [self._after(eqn, k, value) for k, value in enumerate(results)]
 
 

@@ -120,6 +120,9 @@ class AssignedFragments:
             return split_batch(value.array, *_batch(slot), self.assigned.staged.num_microbatches)
         extended = jnp.issubdtype(slot.aval.dtype, jax.dtypes.extended)
         if not extended:
+            made = self.assigned.totals.get(slot.index)
+            if number is None and value.layout is None and made is not None:
+                value = run.pinned(value.array, made)
             value = run.to_layout(value, layout, slot.name)
         if isinstance(output, WriteRow):
             row = value.array

@@ -25,7 +25,8 @@ class AssignedStages:
       choices: by stage.
       assignments: by stage, one that says which mesh and links are meant.
       layouts: per slot; None on other stages.
-      totals: accumulator -> how its sum is needed, once per step.
+      totals: accumulator -> how its sum is needed, once per step; and any other slot -> how what
+        the prologue or epilogue writes there comes out.
     """
 
     staged: Staged

@@ -138,15 +138,25 @@ class MeshLayouts:
         self._emit(step, reason)
         array, layout = value.array, value.layout
         if step.kind in ("all_reduce", "reduce_scatter"):
-            leading = self.ordered(layout.partial - summed)
-            dims = tuple(k for k, axis in enumerate(leading) if axis in step.axes)
-            if dims:
-                array = array.sum(dims, dtype=array.dtype)
+            array = self._sum(array, layout, set(step.axes) - summed, summed)
             layout = Layout(layout.dims, layout.partial - set(step.axes))
             array = self.constrain(array, Layout(layout.dims, layout.partial - summed))
         if step.after != layout:
             array = self.constrain(array, Layout(step.after.dims, step.after.partial - summed))
         return LaidOut(array, step.after)
+
+    def _sum(self, array: Any, layout: Layout, axes: set[str], summed: frozenset[str]) -> Any:
+        """Adds up the summands along axes, as one dimension: the partitioner makes a collective of
+        its own for every dimension that is reduced."""
+        leading = self.ordered(layout.partial - summed)
+        dims = [k for k, axis in enumerate(leading) if axis in axes]
+        if not dims:
+            return array
+        if len(dims) > 1:
+            array = jnp.moveaxis(array, dims, range(len(dims)))
+            array = array.reshape((-1, *array.shape[len(dims) :]))
+            dims = [0]
+        return array.sum(dims[0], dtype=array.dtype)
 
     def _emit(self, step: Step, reason: str) -> None:
         if step.kind != "slice":

@@ -96,7 +96,8 @@ class _Layouts:
 
     Attributes:
       rest: slot -> how the state lies that it is part of, where the slot itself is in use.
-      totals: accumulator -> how its sum is needed, once per step.
+      totals: accumulator -> how its sum is needed, once per step; and any other slot -> how what
+        the prologue or epilogue writes there comes out.
     """
 
     staged: Staged
@@ -139,7 +140,7 @@ class _Layouts:
 def slot_layouts(
     staged: Staged, choices: Mapping[int, StageChoices], axes: Mapping[int, Mapping[str, int]]
 ) -> tuple[tuple[Layout | None, ...], dict[int, Layout]]:
-    """One per slot, None on stages without assignments; and how sums of accumulators are needed.
+    """One per slot, None on stages without assignments; and `_Layouts.totals`.
 
     Args:
       choices: by stage. axes: by stage, sizes of the mesh axes.
@@ -194,9 +195,10 @@ def _follow_state(staged: Staged, found: _Layouts, axes: Mapping[int, Mapping[st
     for index, var in names.items():
         slot = staged.slots[index]
         seed = seeds.get((slot.stage, groups.root(var)))
-        table = found.totals if isinstance(slot.kind, Partial) else found.known
-        if seed is None or index in table:
+        if seed is None:
             continue
         dims = moved(seed[1].dims, groups.dims_of(seed[0]), groups.dims_of(var), axes[slot.stage])
         if dims is not None:
-            table[index] = Layout(dims)
+            found.totals[index] = Layout(dims)
+            if not isinstance(slot.kind, Partial):
+                found.known.setdefault(index, Layout(dims))

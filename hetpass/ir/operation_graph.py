@@ -112,12 +112,23 @@ class Parameter:
       gradient: the value that is summed over microbatches; None if there is none here.
       state_bytes: master copy and optimizer state, whole; cut as the parameter at rest is.
       accumulator_bytes: of the gradient's accumulator, whole.
+      gradient_dims: per dimension of the gradient, the dimension of the value that it is (the
+        update transposes it); None: one that is no single dimension of the value. () with a
+        gradient: the same dimensions.
     """
 
     value: int
     gradient: int | None
     state_bytes: float
     accumulator_bytes: float
+    gradient_dims: tuple[int | None, ...] = ()
+
+    def of_gradient(self, layout: Layout) -> Layout:
+        """A layout of the value, in the dimensions of its gradient."""
+        if not self.gradient_dims:
+            return layout
+        dims = tuple(() if k is None else layout.dims[k] for k in self.gradient_dims)
+        return Layout(dims, layout.partial)
 
 
 @dataclass(frozen=True)

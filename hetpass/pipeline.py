@@ -40,6 +40,7 @@ from hetpass.planner.explain import explain
 from hetpass.planner.judge import AUTO, FAMILY
 from hetpass.planner.plan_tables import lane_limits_bytes, plan_costs
 from hetpass.planner.schedule_choice import (
+    OPEN_NAMES,
     ScheduleChoice,
     choose_schedule,
     plan_schedule,
@@ -48,6 +49,7 @@ from hetpass.planner.schedule_choice import (
 from hetpass.planner.search import SearchOptions, SearchResult, microbatch_numbers, search
 from hetpass.schedules.make import schedule_names
 from hetpass.simulator import simulate
+from hetpass.simulator.bounds import lower_bound_s
 from hetpass.transforms.beside import stages_beside
 from hetpass.transforms.partition import partition, partition_layers
 from hetpass.transforms.recipes import region_recipes
@@ -57,6 +59,7 @@ T = TypeVar("T")
 DEFAULT_SCHEDULE = "1f1b"
 _MICROBATCHES_PER_STAGE = 4
 _SHARED_SUBMESHES = ("interleaved", "zb-v")
+_NEAR = 0.01
 
 
 @contextmanager
@@ -135,6 +138,11 @@ class Decided:
     step: Summarized
     plan: Plan
     search: SearchResult | None
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the step computes gradients."""
+        return any(self.step.layered.backward)
 
 
 @dataclass(frozen=True)
@@ -238,7 +246,7 @@ class Passes:
             other = self._run("plan", lambda: baseline(name, step.facts, cluster, options))
             if other.evaluation is None:
                 raise _baseline_fits_nothing(name)
-            return _open(other.evaluation.plan, wanted, step.layered), None
+            return replace(other.evaluation.plan, schedule=wanted.schedule), None
         result = self._run("plan", lambda: search(step.facts, cluster, options))
         return _open(result.plan, wanted, step.layered), result
 
@@ -253,6 +261,22 @@ class Passes:
                 limits_bytes=lane_limits_bytes(plan, cluster, ASSUMED),
             ),
         )
+
+    def rescheduled(self, step: Summarized, plan: Plan, cluster: Cluster) -> ScheduleChoice:
+        """A searched plan with the fastest schedule: its own, or one that a search finds.
+
+        Nothing is searched where no schedule could be faster by more than a percent.
+        """
+        costs = plan_costs(plan, step.facts, cluster, ASSUMED)
+        limits = lane_limits_bytes(plan, cluster, ASSUMED)
+        own_s = plan.predictions["step_s"]
+        least_s = lower_bound_s(
+            costs, plan.lane_of, plan.num_microbatches, has_weight=True, limits_bytes=limits
+        )
+        if own_s <= least_s * (1 + _NEAR):
+            return ScheduleChoice(plan)
+        choice = self.schedule(step, replace(uncounted(plan), schedule=AUTO), cluster)
+        return choice if choice.plan.predictions["step_s"] < own_s else ScheduleChoice(plan)
 
     def partition(self, layered: Layered, plan: Plan) -> Staged:
         return self._run("partition", lambda: partition(layered, plan))
@@ -356,7 +380,7 @@ def search_options(wanted: Wanted, numbers: tuple[int, ...]) -> SearchOptions:
 
 def _open(plan: Plan, wanted: Wanted, layered: Layered) -> Plan:
     """The plan with the schedule that is asked for; counts stand where they say all of it."""
-    if wanted.schedule in FAMILY and any(layered.backward):
+    if wanted.schedule in (*FAMILY, *OPEN_NAMES) and any(layered.backward):
         return plan
     return replace(uncounted(plan), schedule=wanted.schedule)
 

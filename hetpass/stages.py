@@ -38,6 +38,7 @@ from hetpass.pipeline import (
 )
 from hetpass.planner.baselines import BASELINES
 from hetpass.planner.evaluate import Evaluation, evaluate
+from hetpass.planner.schedule_choice import OPEN_NAMES
 from hetpass.planner.search import SearchResult
 from hetpass.remote_step import Call, RemoteLeader, compile_remote
 from hetpass.runtime.distributed.driver import DistributedRuntime
@@ -159,7 +160,11 @@ class Traced:
             return self.with_plan(settings.plan)
         wanted = self._wanted(num_microbatches, schedule)
         found = settings.passes.plan(self.program, self.cluster, wanted, self._known)
-        return self._scheduled(found.step, found.plan, found.search)
+        if found.search is None or wanted.schedule not in OPEN_NAMES or not found.has_backward:
+            return self._scheduled(found.step, found.plan, found.search)
+        choice = settings.passes.rescheduled(found.step, found.plan, self.cluster)
+        notes = (*found.step.notes, *choice.notes)
+        return Planned(self, found.step, choice.plan, notes, found.search)
 
     def with_plan(
         self, plan: Plan | str, *, num_microbatches: int | Literal["auto"] | None = None

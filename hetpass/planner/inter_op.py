@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetpass.cost.tables import CostTables
-from hetpass.planner.objective import ANY, Deltas, Pick, Priced, fits, priced
+from hetpass.planner.objective import ANY, Deltas, Pick, Priced, cheapest, fits, priced
 from hetpass.planner.resources import ResourceGraph, any_order, any_order_states, one_run
 from hetpass.planner.suffix_program import SuffixProgram, choices_of
 
@@ -43,6 +43,7 @@ class InterOpOptions:
       tolerance: of T, relative: the answer is at most so much above the optimum.
       max_bounds: how many bounds are solved at most; the gap says what that leaves open.
       at_most_s: a T above this is of no interest: None may be returned although some would fit.
+      known: pipelines to begin with, from a coarser search.
       bisection: the smallest feasible load is found up to this factor before the descent.
     """
 
@@ -52,6 +53,7 @@ class InterOpOptions:
     tolerance: float = 1e-9
     max_bounds: int = 400
     at_most_s: float | None = None
+    known: tuple[tuple[Pick, ...], ...] = ()
     bisection: float = 0.02
 
 
@@ -126,6 +128,10 @@ class _Search:
 
     def run(self) -> bool:
         """Whether anything fits."""
+        for picks in self.options.known:
+            found = cheapest(self.tables, picks, self.options.allowed)
+            if found is not None:
+                self._remember(found)
         first = self._solve(math.inf)
         if first is None or not self._worth_while(first):
             return False
@@ -157,12 +163,14 @@ class _Search:
             self.best = found
 
     def _worth_while(self, first: Priced) -> bool:
-        """Whether T may come to `at_most_s`, told by one bound without regard to memory."""
+        """Whether T may come to `at_most_s`, told by one bound; first without regard to memory."""
         at_most_s = self.options.at_most_s
-        if at_most_s is None or first.step_s <= at_most_s:
+        if at_most_s is None or min(first.step_s, self._best_s()) <= at_most_s:
             return True
-        picks = self.program.solve(at_most_s - first.fill_s, free_memory=True)
-        return picks is not None
+        bound_s = at_most_s - first.fill_s
+        if self.program.solve(bound_s, free_memory=True) is None:
+            return False
+        return self._solve(bound_s) is not None
 
     def _priced(self, bound_s: float, *, free_memory: bool) -> Priced | None:
         picks = self.program.solve(bound_s, free_memory=free_memory)

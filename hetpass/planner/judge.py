@@ -80,14 +80,15 @@ def pipeline_costs(
             links.append(LinkCost(0.0, 0.0))
             continue
         p, g = tables.stages[before.table].group, tables.stages[after.table].group
+        one, other = tables.groups[p].name, tables.groups[g].name
         shared = p != g
         links.append(
             LinkCost(
                 float(tables.link_forward_s[p, g, after.first]),
                 float(tables.link_backward_s[p, g, after.first]),
                 float(tables.link_latency_s[p, g]),
-                forward_wires=(f"{p}→{g}",) if shared else (),
-                backward_wires=(f"{g}→{p}",) if shared else (),
+                forward_wires=(f"{one}→{other}",) if shared else (),
+                backward_wires=(f"{other}→{one}",) if shared else (),
             )
         )
     return PipelineCosts(tuple(stages), tuple(links))

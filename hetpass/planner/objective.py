@@ -143,13 +143,13 @@ def priced(
     return Priced(tuple(picks), tuple(reversed(in_flight)), fill_s, max(loads))
 
 
-def cheapest(tables: CostTables, picks: Sequence[Pick]) -> Priced | None:
+def cheapest(tables: CostTables, picks: Sequence[Pick], allowed: Deltas = ANY) -> Priced | None:
     """T of the stages with the in-flight counts that make it least; None where none fit."""
     best = None
-    found = priced(tables, picks)
+    found = priced(tables, picks, allowed=allowed)
     while fits(tables, found) and (best is None or found.load_s < best.load_s):
         best = found
-        found = priced(tables, picks, found.load_s * (1 - _STEP))
+        found = priced(tables, picks, found.load_s * (1 - _STEP), allowed)
     return best
 
 

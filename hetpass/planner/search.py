@@ -1,12 +1,14 @@
 """The planner: from facts and a cluster to a Plan. No JAX.
 
 For every number of microbatches that divides the batch the inter-op program is solved; numbers that
-cannot come near the best so far are left out by its own bound. The best few pipelines, over all
-numbers, are judged again by the simulator under real schedules, and the winner becomes the Plan.
+cannot come near the best so far are left out by its own bound. Where there are many layers, cuts at
+a few places tell which number is worth beginning with. The best few pipelines, over all numbers,
+are judged again by the simulator under real schedules, and the winner becomes the Plan.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -16,14 +18,20 @@ from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
 from hetpass.planner.as_plan import as_plan
+from hetpass.planner.coarse import coarse_cuts, coarsened, refined
 from hetpass.planner.inter_op import InterOpOptions, inter_op
 from hetpass.planner.judge import ADAPTIVE, AUTO, FAMILY, Judged, judged
-from hetpass.planner.objective import ANY, Deltas, Priced
+from hetpass.planner.objective import ANY, Deltas, Pick, Priced
 from hetpass.planner.unfit import nothing_fits
 
 _FIRST_MICROBATCHES = 64
 _MOST_MICROBATCHES = 512
 _ROUNDING = 1e-9
+
+_COARSE_FROM, _PIECES = 40, 16
+"""More layers than the first are cut into as many pieces as the second, for a first answer."""
+
+_COARSE_SLACK, _COARSE_TOLERANCE, _COARSE_KEPT = 0.2, 0.01, 3
 
 Tables = Callable[[int], CostTables]
 """The costs for a number of microbatches: analytic, or from whoever knows better."""
@@ -111,33 +119,90 @@ def search(
       PlanError: HP-PLAN-MEMORY, -DTYPE or -MICROBATCHES; nothing fits, with need and have.
     """
     cost = tables or (lambda m: cost_tables(facts, cluster, m, options.tables))
-    found: list[_Found] = []
-    bounds = 0
-    best_s: float | None = None
-    interrupted = False
-    for m in microbatch_numbers(facts.batch_size, options.num_microbatches):
-        at_most_s = None if best_s is None else best_s * (1 + options.slack)
-        problem = cost(m)
-        inter_op_options = replace(_inter_op(options), at_most_s=at_most_s)
-        try:
-            result = inter_op(problem, inter_op_options)
-            if result is not None:
-                bounds += result.bounds
-                found += [_Found(problem, p, result.gap) for p in (result.best, *result.others)]
-                best_s = min(best_s or result.best.step_s, result.best.step_s)
-                interrupted = result.interrupted
-            if progress is not None and best_s is not None:
-                progress(m, best_s)
-        except KeyboardInterrupt:
-            if best_s is None:
-                raise
-            interrupted = True
-        if interrupted:
-            break
-    if best_s is None:
+    work = _Work(options, cost, progress)
+    try:
+        numbers = work.ordered(microbatch_numbers(facts.batch_size, options.num_microbatches))
+        for m in numbers:
+            work.solve(m)
+            if work.interrupted:
+                break
+    except KeyboardInterrupt:
+        if not work.found:
+            raise
+        work.interrupted = True
+    if not work.found:
         raise _nothing(facts, cluster, options, tables)
-    judged_best = _judge(facts, cluster, options, found, bounds)
-    return _marked(judged_best) if interrupted else judged_best
+    result = _judge(facts, cluster, options, work.found, work.bounds)
+    return _marked(result) if work.interrupted else result
+
+
+@dataclass
+class _Work:
+    """The search in progress; local to `search`.
+
+    Attributes:
+      found: pipelines, over all numbers of microbatches.
+      known: by number of microbatches, the pipeline of a coarse search.
+      bounds: solved.
+    """
+
+    options: SearchOptions
+    cost: Tables
+    progress: Progress | None
+    found: list[_Found] = field(default_factory=list)
+    known: dict[int, tuple[Pick, ...]] = field(default_factory=dict)
+    bounds: int = 0
+    interrupted: bool = False
+
+    def best_s(self) -> float | None:
+        return min((f.priced.step_s for f in self.found), default=None)
+
+    def ordered(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """The numbers that a coarse search finds best first; as they are where that is no help."""
+        if len(numbers) == 1:
+            return numbers
+        coarse_s: dict[int, float] = {}
+        for m in numbers:
+            problem = self.cost(m)
+            if problem.num_layers <= _COARSE_FROM:
+                return numbers
+            cuts = coarse_cuts(problem, _PIECES)
+            at_most_s = min(coarse_s.values()) * (1 + _COARSE_SLACK) if coarse_s else None
+            result = inter_op(
+                coarsened(problem, cuts),
+                replace(_inter_op(self.options), at_most_s=at_most_s, tolerance=_COARSE_TOLERANCE),
+            )
+            if result is not None:
+                coarse_s[m] = result.best.step_s
+                self.known[m] = refined(result.best.picks, cuts)
+                for met in (result.best, *result.others[:_COARSE_KEPT]):
+                    whole = replace(met, picks=refined(met.picks, cuts))
+                    self.found.append(_Found(problem, whole, result.gap))
+        return tuple(sorted(numbers, key=lambda m: coarse_s.get(m, math.inf)))
+
+    def solve(self, m: int) -> None:
+        """The inter-op program for one number of microbatches, if it may come near the best."""
+        best_s = self.best_s()
+        at_most_s = None if best_s is None else best_s * (1 + self.options.slack)
+        problem = self.cost(m)
+        known = (self.known[m],) if m in self.known else ()
+        result = inter_op(
+            problem, replace(_inter_op(self.options), at_most_s=at_most_s, known=known)
+        )
+        if result is not None:
+            self.bounds += result.bounds
+            met = (result.best, *result.others)
+            again = {p.picks for p in met}
+            self.found = [
+                f
+                for f in self.found
+                if f.tables.num_microbatches != m or f.priced.picks not in again
+            ]
+            self.found += [_Found(problem, p, result.gap) for p in met]
+            self.interrupted = result.interrupted
+        best_s = self.best_s()
+        if self.progress is not None and best_s is not None:
+            self.progress(m, best_s)
 
 
 def _marked(result: SearchResult) -> SearchResult:

@@ -127,6 +127,27 @@ class SuffixProgram:
         return _Run(self, bound_s, 1 if free_memory else self.levels(), free_memory).picks()
 
 
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """A choice under a bound.
+
+    Attributes:
+      ranges: per first layer, the ends that stay within it.
+      deltas: by the group in front, δ per range of layers.
+    """
+
+    choice: Choice
+    ranges: Ranges
+    deltas: tuple[Counts | None, ...]
+
+    def deltas_of(self, before: int, layer: int, ends: Counts) -> Counts:
+        table = self.deltas[before]
+        if table is None:
+            raise AssertionError("no link from the group in front")
+        result: Counts = table[layer, ends]
+        return result
+
+
 class _Run:
     """One bound: the tables of values, and the path through them."""
 
@@ -150,9 +171,22 @@ class _Run:
         for value in self.values:
             value[:, self.layers, 0] = 0.0
         self.ways = {
-            key: [(w, self._ranges(w)) for w in ([self._merged(ways)] if free_memory else ways)]
+            key: [self._way(key[0], w) for w in ([self._merged(ways)] if free_memory else ways)]
             for key, ways in program.choices.items()
         }
+
+    def _way(self, group: int, way: Choice) -> _Way:
+        """The way with what the bound asks of it."""
+        deltas: list[Counts | None] = []
+        for p in range(len(self.values)):
+            round_s = self.round_s[p, group, :-1, None]
+            known = np.isfinite(round_s)
+            if self.free_memory or not known.any():
+                deltas.append(None)
+                continue
+            wait_s = way.time_s + np.where(known, round_s, 0.0)
+            deltas.append(needed_deltas(wait_s, self.bound_s, self.m, self.allowed))
+        return _Way(way, self._ranges(way), tuple(deltas))
 
     def picks(self) -> tuple[Pick, ...] | None:
         for layer in range(self.layers - 1, 0, -1):
@@ -189,14 +223,9 @@ class _Run:
         cost: Floats = states + (way.time_s[layer, ends][:, None] + room)
         return cost
 
-    def _deltas(self, way: Choice, layer: int, ends: Counts, round_s: float) -> Counts:
-        return needed_deltas(way.time_s[layer, ends] + round_s, self.bound_s, self.m, self.allowed)
-
-    def _extend(
-        self, layer: int, group: int, devices: int, ways: Sequence[tuple[Choice, Ranges]]
-    ) -> None:
+    def _extend(self, layer: int, group: int, devices: int, ways: Sequence[_Way]) -> None:
         """Every stage that begins at `layer` on these devices, after every group."""
-        usable = [(way, ranges[layer]) for way, ranges in ways if len(ranges[layer])]
+        usable = [way for way in ways if len(way.ranges[layer])]
         before = [
             p
             for p in range(len(self.values))
@@ -208,14 +237,15 @@ class _Run:
         shape = (self.graph.counts[group] + 1, self.levels)
         shared = np.full(shape, np.inf) if self.free_memory else None
         best = [np.full(shape, np.inf) if shared is None else shared for _ in before]
-        for way, ends in usable:
-            fill = self._ends(way, layer, ends, self.values[group][:, ends])
+        for way in usable:
+            ends = way.ranges[layer]
+            fill = self._ends(way.choice, layer, ends, self.values[group][:, ends])
             if shared is not None:
                 np.minimum(shared[:-1], fill.min(axis=1), out=shared[:-1])
                 continue
             shifted: dict[bytes, Floats] = {}
             for index, p in enumerate(before):
-                deltas = self._deltas(way, layer, ends, float(self.round_s[p, group, layer]))
+                deltas = way.deltas_of(p, layer, ends)
                 key = deltas.tobytes()
                 if key not in shifted:
                     shifted[key] = self._shifted(fill, deltas)
@@ -266,8 +296,11 @@ class _Run:
     def _path(self) -> tuple[Pick, ...] | None:
         picks: list[Pick] = []
         group, state, layer, level = START, 0, 0, -1
+        ways = self.ways
+        if self.free_memory:
+            ways = {key: [self._way(key[0], w) for w in all_] for key, all_ in self.choices.items()}
         while layer < self.layers:
-            step = self._step(group, state, layer, level)
+            step = self._step(ways, (group, state, layer, level))
             if step is None:
                 if picks:
                     raise AssertionError("a value of the program has no path")
@@ -278,28 +311,33 @@ class _Run:
         return tuple(picks)
 
     def _step(
-        self, before: int, state: int, layer: int, level: int
+        self, ways_of: Mapping[tuple[int, int], Sequence[_Way]], place: tuple[int, int, int, int]
     ) -> tuple[Pick, int, int, int] | None:
-        """The first best stage from a state whose value is at `level`; any level at the start."""
+        """The first best stage from a state whose value is at a level; any level at the start.
+
+        Args:
+          place: the group of the stage in front, the state after it, the layer, the level.
+        """
+        before, state, layer, level = place
         best_s, best = math.inf, None
-        for (group, devices), ways in self.choices.items():
+        for (group, devices), ways in ways_of.items():
             moves = self.graph.moves.get((before, group, devices))
             round_s = 0.0 if before == START else float(self.round_s[before, group, layer])
             if moves is None or moves[state] == NO_STATE or math.isinf(round_s):
                 continue
             after = int(moves[state])
             for way in ways:
-                ends = self._ranges(way)[layer]
+                ends = way.ranges[layer]
                 if not len(ends):
                     continue
-                fill = self._ends(way, layer, ends, self.values[group][after][ends])
+                fill = self._ends(way.choice, layer, ends, self.values[group][after][ends])
                 if before != START and not self.free_memory:
-                    deltas = self._deltas(way, layer, ends, round_s)
+                    deltas = way.deltas_of(before, layer, ends)
                     fill = np.where(self._reached(deltas) == level, fill, np.inf)
                 fill = fill + round_s
                 at = int(fill.argmin())
                 if fill.flat[at] < best_s:
                     best_s = float(fill.flat[at])
                     end, index = divmod(at, self.levels)
-                    best = Pick(way.table, layer, int(ends[end])), group, after, index
+                    best = Pick(way.choice.table, layer, int(ends[end])), group, after, index
         return best

@@ -29,7 +29,4 @@ def planned_timeline(bundle: Bundle) -> Timeline:
         limits_bytes=lane_limits_bytes(bundle.plan, bundle.cluster, ASSUMED),
     )
     timeline = simulate(plan_schedule(choice.plan, has_backward=backward), costs)
-    names = dict(zip(timeline.lanes, bundle.plan.lane_names, strict=True))
-    groups = [group.name for group in bundle.cluster.groups]
-    links = {f"{p}→{g}": f"{a}→{b}" for p, a in enumerate(groups) for g, b in enumerate(groups)}
-    return timeline.renamed(names | links)
+    return timeline.renamed(dict(zip(timeline.lanes, bundle.plan.lane_names, strict=True)))

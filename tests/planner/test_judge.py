@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from hetpass.cost.tables import cost_tables
@@ -28,8 +31,33 @@ def test_links_between_groups_are_shared_wires():
     costs = pipeline_costs(problem(), PICKS)
     assert (costs.stages[0].forward_s, costs.stages[0].backward_s) == pytest.approx((1.2, 1.8))
     assert (costs.links[0].forward_s, costs.links[0].backward_s) == (2.0, 2.0)
-    assert costs.links[0].forward_wires == ("0→1",)
-    assert costs.links[0].backward_wires == ("1→0",)
+    assert costs.links[0].forward_wires == ("a→b",)
+    assert costs.links[0].backward_wires == ("b→a",)
+
+
+def test_wires_between_groups_are_not_those_of_stages_inside_one():
+    """Stages 0 and 1 in the second group, stage 2 in the first: three links, none shared."""
+    facts = equal_layers(
+        seconds={"a": 1.0, "b": 1.0}, boundary_bytes=1.0, gradient_boundary_bytes=1.0
+    )
+    steps = set()
+    for sizes in ({"a": 1, "b": 2}, {"b": 2, "a": 1}):
+        tables = cost_tables(facts, cluster(sizes, link=Link(0.0, 2.0)), 8, EXACT)
+        names = [room.name for room in tables.groups]
+        tables = replace(tables, link_forward_s=np.full_like(tables.link_forward_s, 0.9),
+                         link_backward_s=np.full_like(tables.link_backward_s, 0.9))  # fmt: skip
+        first, last = (
+            next(i for i, t in enumerate(tables.stages) if names[t.group] == n and t.devices == 1)
+            for n in ("b", "a")
+        )
+        swapped = replace(
+            tables,
+            groups=tables.groups[::-1],
+            stages=tuple(replace(t, group=1 - t.group) for t in tables.stages),
+        )
+        picks = (Pick(first, 0, 2), Pick(first, 2, 4), Pick(last, 4, 6))
+        steps |= {round(judged(t, picks, "eager-1f1b").step_s, 9) for t in (tables, swapped)}
+    assert len(steps) == 1
 
 
 def test_the_best_of_the_family_is_taken():

@@ -272,12 +272,14 @@ def mlp(batch, width, layers, hidden=None, *, first=False):
     return tape.graph([x], [] if first else [start])
 
 
-def embedding(batch, length, vocabulary, width):
-    """Rows of a table."""
+def tied_embedding(batch, length, vocabulary, width):
+    """A table that is read twice: rows by ids, and all of it for the logits."""
     tape = Tape()
     ids = tape.value((batch, length), "example", item_bytes=4)
     table = tape.value((vocabulary, width), "parameter", "table")
-    return tape.graph([tape.lookup(table, ids)], [])
+    x = tape.elementwise("tanh", tape.lookup(table, ids))
+    logits = tape.elementwise("exp", tape.product("bth,vh->btv", x, table), traffic=True)
+    return tape.graph([logits], [])
 
 
 def moe(groups, tokens, experts, capacity, width, hidden):

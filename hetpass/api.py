@@ -79,7 +79,7 @@ class HetParallelized:
         return found
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """Trace the step for these arguments; `jax.ShapeDtypeStruct`s will do.
+        """Trace the step for these arguments; shapes (`jax.ShapeDtypeStruct`) will do.
 
         Raises:
           TraceError: the step cannot be traced, or the batch cannot be told.

@@ -9,6 +9,7 @@ EXTRAS = {
         "hypothesis>=6.100",
         "equinox>=0.13",
         "matplotlib>=3.8",
+        "ray>=2.60; python_version < '3.15'",
     ],
     "dev": [
         "ruff>=0.14",
@@ -18,7 +19,7 @@ EXTRAS = {
     "docs": ["sphinx>=8", "myst-parser>=4"],
     "rich": ["rich>=13"],
     "plot": ["matplotlib>=3.8"],
-    "ray": ["ray>=2.50"],
+    "ray": ["ray>=2.60"],
     "checkpoint": ["orbax-checkpoint>=0.11"],
 }
 EXTRAS["all"] = sorted({line for lines in EXTRAS.values() for line in lines})

@@ -60,7 +60,7 @@ LIMITS = Limits(silent_s=60)
 
 @dataclass(frozen=True)
 class Model:
-    """Layers x + tanh(x @ w) @ v on `rows` examples per microbatch.
+    """Layers x + tanh(x @ w) on `rows` examples per microbatch.
 
     Attributes:
       layer_s: what one layer of one microbatch is to take, forward, on the faster group.
@@ -74,13 +74,14 @@ class Model:
 
     @property
     def layer_flops(self) -> float:
-        return 4.0 * self.rows * self.hidden**2
+        return 2.0 * self.rows * self.hidden**2
 
     def step(self, weights: Any, batch: Any) -> Any:
         def loss_fn(weights: Any) -> jax.Array:
             x = batch["x"]
-            for w, v in weights:
-                x = hp.stage_boundary(x + jnp.tanh(x @ w) @ v)
+            for number, w in enumerate(weights):
+                x = x + jnp.tanh(x @ w)
+                x = hp.stage_boundary(x) if number < len(weights) - 1 else x
             return jnp.mean((x - batch["y"]) ** 2)
 
         loss, grads = jax.value_and_grad(loss_fn)(weights)
@@ -89,11 +90,7 @@ class Model:
     def create(self) -> Any:
         draw = np.random.default_rng(0)
         size = (self.hidden, self.hidden)
-        pairs = range(self.layers)
-        return [
-            tuple(draw.normal(size=size, scale=0.05).astype(np.float32) for _ in "wv")
-            for _ in pairs
-        ]
+        return [draw.normal(size=size, scale=0.05).astype(np.float32) for _ in range(self.layers)]
 
     def batch(self) -> dict[str, np.ndarray]:
         draw = np.random.default_rng(1)
@@ -161,19 +158,27 @@ class Bench:
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of a group's tasks: per layer, and of a task whatever its layers."""
+    """What was measured of a group: seconds per FLOP, forward and backward, and of the update."""
 
     forward_s: float
     backward_s: float
-    task_s: float
     update_s: float
 
-    def stage(self, layers: int) -> StageCost:
+    def stage(self, flops: tuple[float, float]) -> StageCost:
+        forward, backward = flops
         return StageCost(
-            self.task_s + layers * self.forward_s,
-            self.task_s + layers * self.backward_s,
-            update_s=self.update_s,
+            forward * self.forward_s, backward * self.backward_s, update_s=self.update_s
         )
+
+
+def stage_flops(compiled: Any) -> list[tuple[float, float]]:
+    """Per stage, the FLOPs of a microbatch, forward and backward."""
+    layered = compiled.planned.layered
+    found = []
+    for stage in compiled.planned.plan.pipelines[0].stages:
+        span = slice(stage.first_layer, stage.last_layer + 1)
+        found.append((sum(layered.forward_flops[span]), sum(layered.backward_flops[span])))
+    return found
 
 
 def spans(timelines: Sequence[Timeline], stage: int, kind: str) -> list[float]:
@@ -181,15 +186,15 @@ def spans(timelines: Sequence[Timeline], stage: int, kind: str) -> list[float]:
     return [s.duration_s for s in found]
 
 
-def profiled(bench: Bench, compiled: Any, layers: Sequence[int]) -> tuple[list[Profile], LinkCost]:
-    """From one measured plan of two stages: each group's seconds per layer, and the link's."""
+def profiled(bench: Bench, compiled: Any) -> tuple[list[Profile], LinkCost]:
+    """From one measured plan of two stages: what its groups and their link take."""
     _, timelines = bench.measured(compiled, 1)
     found = []
-    for stage, count in enumerate(layers):
-        forward = statistics.median(spans(timelines, stage, "F"))
-        backward = statistics.median(spans(timelines, stage, "B"))
-        update = sum(spans(timelines, stage, "update")) / len(timelines)
-        found.append(Profile(forward / count, backward / count, 0.0, update))
+    for stage, (forward_flops, backward_flops) in enumerate(stage_flops(compiled)):
+        forward_s = statistics.median(spans(timelines, stage, "F"))
+        backward_s = statistics.median(spans(timelines, stage, "B"))
+        update_s = sum(spans(timelines, stage, "update")) / len(timelines)
+        found.append(Profile(forward_s / forward_flops, backward_s / backward_flops, update_s))
     sends = [statistics.median(spans(timelines, s, k)) for s, k in ((0, "send-F"), (1, "send-B"))]
     return found, LinkCost(*sends)
 
@@ -197,19 +202,9 @@ def profiled(bench: Bench, compiled: Any, layers: Sequence[int]) -> tuple[list[P
 def predicted(compiled: Any, profiles: Sequence[Profile], link: LinkCost) -> float:
     """The step by the simulator, from profiles of the groups of its stages."""
     plan = compiled.planned.plan
-    stages = plan.pipelines[0].stages
-    costs = PipelineCosts(
-        tuple(
-            p.stage(s.last_layer - s.first_layer + 1) for p, s in zip(profiles, stages, strict=True)
-        ),
-        (link,) * (len(stages) - 1),
-    )
+    stages = [p.stage(f) for p, f in zip(profiles, stage_flops(compiled), strict=True)]
+    costs = PipelineCosts(tuple(stages), (link,) * (len(stages) - 1))
     return simulate(step_schedule(compiled.staged, plan), costs).makespan_s
-
-
-def layer_cuts(compiled: Any, model: Model) -> int:
-    """Planner layers per layer of the model."""
-    return compiled.planned.num_layers // model.layers
 
 
 def speeds(args: argparse.Namespace) -> dict[str, Any]:
@@ -217,9 +212,8 @@ def speeds(args: argparse.Namespace) -> dict[str, Any]:
     rows = {}
     for ratio in args.ratios:
         bench = Bench(Model(), ratio, repeats=args.repeats)
-        model = bench.model
         even = bench.compiled(f"fast: 0-{LAYERS // 2 - 1} | slow: {LAYERS // 2}-{LAYERS - 1}")
-        (fast, slow), link = profiled(bench, even, (LAYERS // 2,) * 2)
+        (fast, slow), link = profiled(bench, even)
         plans = {"fast alone": f"fast: 0-{LAYERS - 1}"}
         for cut in range(1, LAYERS):
             for first, second in (("fast", "slow"), ("slow", "fast")):
@@ -245,11 +239,11 @@ def speeds(args: argparse.Namespace) -> dict[str, Any]:
                 flush=True,
             )
         bench.workers.close()
-        rows[f"{ratio}:1"] = summary(found, model)
+        rows[f"{ratio}:1"] = summary(found)
     return rows
 
 
-def summary(found: dict[str, Any], model: Model) -> dict[str, Any]:
+def summary(found: dict[str, Any]) -> dict[str, Any]:
     even = found[f"fast {LAYERS // 2} | slow {LAYERS // 2}"]["measured_s"]
     names = [name for name in found if name != "ours"]
     guesses = [found[n]["predicted_s"] for n in names]
@@ -275,7 +269,7 @@ def link(args: argparse.Namespace) -> dict[str, Any]:
     bench = Bench(model, 1, slowness)
     plan = f"fast: 0-{LAYERS // 2 - 1} | slow: {LAYERS // 2}-{LAYERS - 1}"
     first = bench.compiled(plan)
-    profiles, seen = profiled(bench, first, (LAYERS // 2,) * 2)
+    profiles, seen = profiled(bench, first)
     sent_bytes = 4 * model.rows * model.hidden
     wire = LinkCost.from_bytes(
         sent_bytes, sent_bytes, latency_s=args.latency, bytes_per_s=args.mbits * 1e6 / 8
@@ -284,7 +278,8 @@ def link(args: argparse.Namespace) -> dict[str, Any]:
         f"one activation: {sent_bytes:,} bytes, {wire.one_way_s * 1e3:.1f} ms; seen "
         f"{seen.forward_s * 1e3:.1f} ms"
     )
-    costs = PipelineCosts(tuple(p.stage(LAYERS // 2) for p in profiles), (wire,))
+    stages = [p.stage(f) for p, f in zip(profiles, stage_flops(first), strict=True)]
+    costs = PipelineCosts(tuple(stages), (wire,))
     rows = {}
     for name in ("1f1b", "gpipe", "eager-1f1b", "h-1f1b", "adaptive"):
         bare = dataclasses.replace(first.planned.plan, schedule=name, tasks=())

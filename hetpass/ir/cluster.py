@@ -38,8 +38,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from hetpass.errors import ExecutionError
 from hetpass.ir.catalogue import catalogue, find_kind
 from hetpass.ir.cluster_devices import bind, groups_of
+from hetpass.ir.cluster_ray import groups_of_nodes
 from hetpass.ir.device_records import kind_data, link_data, link_of, read_kind, read_link
 from hetpass.ir.devices import READER, DeviceGroup, DeviceKind, Link
 from hetpass.ir.records import at, nearest, place, shown
@@ -223,6 +225,30 @@ class Cluster:
                 kind = _scaled(cpu, relative.get(name, 1.0))
                 groups.append(DeviceGroup(name, kind, 1, size))
         return cls(tuple(groups), default_link=cpu.link)
+
+    @classmethod
+    def from_ray(cls, address: str = "auto") -> Cluster:
+        """The accelerators of a Ray cluster that runs already, one group per kind and host size.
+
+        Links between hosts and groups are the catalogue's network; write the cluster to a file to
+        say more about them.
+
+        Args:
+          address: of the Ray cluster, unless this process is connected to one already.
+
+        Raises:
+          ExecutionError: HP-RUN-RAY, Ray is not installed.
+          ClusterError: HP-CLUSTER-DEVICES or -KIND, nothing there that is known.
+        """
+        try:
+            import ray
+        except ImportError as error:
+            raise ExecutionError(
+                "HP-RUN-RAY", "Ray is not installed", ways_out=["pip install 'hetpass[ray]'"]
+            ) from error
+        if not ray.is_initialized():
+            ray.init(address=address, log_to_driver=False)
+        return cls(groups_of_nodes(ray.nodes()), default_link=catalogue().network)
 
     def bind(self, devices: Sequence[Any]) -> Mapping[str, tuple[Any, ...]]:
         """JAX devices for every group: disjoint, in order, of one device kind per group.

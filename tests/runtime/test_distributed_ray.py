@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import jax
@@ -25,6 +26,13 @@ from hetpass.runtime.watchdog import Limits
 from tests.equality import relative_error
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'hetpass[ray]'")
+
+# Ray forks and leaves sockets to the collector; what it warns of is Ray's own.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:os.fork"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 PLAN = "fast[4](data=2,model=2): 0-1 | slow(data=2): 2-3"
 
@@ -56,14 +64,6 @@ def batches(count):
     return [
         {name: draw.normal(size=(16, 16)).astype(np.float32) for name in "xy"} for _ in range(count)
     ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def engine():
-    """Ray, with what it says of workers that were killed on purpose left out."""
-    hp.Workers()  # imports nothing: Ray is started by the first step, on the loopback interface
-    yield
-    ray.shutdown()
 
 
 def start(options=None, hosts=1):
@@ -126,7 +126,9 @@ def test_processes_give_what_the_step_gives_and_end():
 def running():
     """A Ray that several tests share; on the loopback interface, as Workers start it."""
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield
     ray.shutdown()
     del os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]

@@ -30,6 +30,7 @@ import jax
 from hetpass.backend.emulate import Emulation
 from hetpass.errors import ExecutionError, HetpassError
 from hetpass.ir.cluster import Cluster, DeviceGroup
+from hetpass.ir.cluster_ray import accelerator_of_kind
 from hetpass.runtime.distributed.crew import have_ended, seats_of
 from hetpass.runtime.distributed.worker import Seat
 from hetpass.runtime.distributed.workers import WorkerOptions
@@ -198,7 +199,8 @@ class RayCrew:
         for seat in self.seats:
             group = cluster.group(seat.group)
             actor = ray.remote(concurrency_groups={WATCH: 1, PARCELS: 1})(WorkerProcess)
-            self._actors.append(actor.options(**_actor_options(group, seat, options)).remote())
+            asked = _actor_options(ray, group, seat, options)
+            self._actors.append(actor.options(**asked).remote())
         self._hosts = self._got([actor.host.remote() for actor in self._actors], "start")
         token = secrets.token_bytes(32)
         here = "127.0.0.1" if self._own_ray else None
@@ -466,7 +468,10 @@ def _connect(ray: Any, options: WorkerOptions, num_workers: int) -> bool:
     return True
 
 
-def _actor_options(group: DeviceGroup, seat: Seat, options: WorkerOptions) -> dict[str, Any]:
+def _actor_options(
+    ray: Any, group: DeviceGroup, seat: Seat, options: WorkerOptions
+) -> dict[str, Any]:
+    """Where Ray is to put a worker, and its environment."""
     variables = {
         **_MALLOC,
         **options.environment.get("", {}),
@@ -485,7 +490,17 @@ def _actor_options(group: DeviceGroup, seat: Seat, options: WorkerOptions) -> di
         variables["XLA_FLAGS"] = f"{flags} {count}".strip()
         variables["JAX_PLATFORMS"] = "cpu"
     else:
-        asked["num_gpus"] = seat.num_devices
-        accelerator = re.split(r"[-\s]", group.kind.name)[0]
+        accelerator = accelerator_of_kind(group.kind.name, ray.nodes())
+        if accelerator is None:
+            raise ExecutionError(
+                "HP-RUN-RAY",
+                f"no node of the Ray cluster has accelerators of the kind {group.kind.name!r}",
+                where=f"group {group.name!r}",
+                ways_out=["hp.Cluster.from_ray(): the groups as Ray sees them"],
+            )
         asked["accelerator_type"] = accelerator
+        if accelerator.startswith("TPU"):
+            asked["resources"] = {"TPU": seat.num_devices}
+        else:
+            asked["num_gpus"] = seat.num_devices
     return asked

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from hetpass.ir.cluster import Cluster, DeviceGroup, DeviceKind, Link
     from hetpass.ir.plan import Plan
     from hetpass.runtime.distributed.remote_array import fetch
-    from hetpass.runtime.distributed.workers import Workers
+    from hetpass.runtime.distributed.workers import WorkerOptions, Workers
+    from hetpass.runtime.watchdog import Limits
 
 __version__ = "0.1.0"
 
@@ -41,7 +42,8 @@ _HOMES = {
     "hetpass.ir.cluster": ("Cluster", "DeviceGroup", "DeviceKind", "Link"),
     "hetpass.ir.plan": ("Plan",),
     "hetpass.runtime.distributed.remote_array": ("fetch",),
-    "hetpass.runtime.distributed.workers": ("Workers",),
+    "hetpass.runtime.distributed.workers": ("WorkerOptions", "Workers"),
+    "hetpass.runtime.watchdog": ("Limits",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -51,11 +53,13 @@ __all__ = [
     "DeviceGroup",
     "DeviceKind",
     "HetpassError",
+    "Limits",
     "Link",
     "Options",
     "Plan",
     "Planned",
     "Traced",
+    "WorkerOptions",
     "Workers",
     "fetch",
     "het_parallelize",

@@ -141,9 +141,9 @@ _AFTER_DEATH = (
     "start again from a checkpoint: its part of the state is gone",
 )
 _AFTER_SILENCE = (
-    "raise the limit if it was only slow: hp.Workers(limits=Limits(silent_s=...))",
+    "raise the limit if it was only slow: hp.Workers(limits=hp.Limits(silent_s=...))",
     "start again from a checkpoint: its part of the state is gone",
 )
 _AFTER_STUCK = (
-    "raise the limit if a single fragment takes as long: hp.Workers(limits=Limits(stuck_s=...))",
+    "raise the limit if a single fragment takes as long: hp.Workers(limits=hp.Limits(stuck_s=...))",
 )

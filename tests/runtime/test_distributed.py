@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 
 import jax
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -86,8 +87,14 @@ def step():
     step.settings.workers.close()
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    ("plan", "schedule"),
+    [
+        *((plan, "1f1b") for plan in PLANS),
+        ("three workers", "zb-h1"),
+        ("two stages on one worker", "gpipe"),
+    ],
+)
 def test_equal_to_the_step(plan, schedule):
     step = parallel(PLANS[plan], schedule=schedule)
     state = create(jax.random.key(1))
@@ -181,6 +188,34 @@ def test_what_nobody_holds_is_forgotten(step):
     assert kept() == during
     del state, metrics
     assert kept() == before
+
+
+def test_later_steps_compile_nothing_and_hold_no_more(step):
+    state = step.init_state(create, jax.random.key(1), batch=next(batches(1)))
+    for batch in batches(3):
+        state, metrics = step(state, batch)
+    jax.block_until_ready((state, metrics))
+    compiles = []
+
+    def listen(event, duration, **_):
+        if "compile" in event:
+            compiles.append(event)
+
+    def live():
+        jax.block_until_ready((state, metrics))
+        gc.collect()
+        return len(jax.live_arrays())
+
+    before = live()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for _ in range(20):
+            state, metrics = step(state, batch)
+        after = live()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiles == []
+    assert after <= before
 
 
 def test_arguments_are_checked_before_anything_runs(step):

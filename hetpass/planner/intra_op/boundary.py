@@ -10,7 +10,7 @@ by resharding at the ends. Their entries are upper bounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import cast
@@ -18,6 +18,7 @@ from typing import cast
 import numpy as np
 
 from hetpass.ir.operation_graph import Layout, OperationGraph
+from hetpass.planner.intra_op.answers import cheapest
 from hetpass.planner.intra_op.elimination import Eliminated, eliminated
 from hetpass.planner.intra_op.linear_program import Effort
 from hetpass.planner.intra_op.near_optima import near_optima
@@ -34,27 +35,39 @@ class BoundaryTable:
     Attributes:
       made: the program.
       left, right: states at its two ends; one empty state where nothing crosses.
-      costs: shape [left, right], seconds of a step and the price of its memory.
-      optimum: none is less.
-      exact: entries up to `optimum + exact` are least costs; those above are upper bounds.
+      costs: shape [left, right], seconds of a step and the price of its memory, of the best
+        assignment that is known.
+      lower: the same shape; no assignment costs less.
     """
 
     made: Program
     left: tuple[State, ...]
     right: tuple[State, ...]
     costs: Floats
-    optimum: float
-    exact: float
+    lower: Floats
     _decoder: _Eliminated | _Neighbours
 
     def choices(self, left: int, right: int) -> tuple[int, ...]:
         """The cheapest known choices of the program's nodes between two states."""
         return self._decoder.choices(left, right)
 
-    @property
-    def lower(self) -> Floats:
-        """No pair of states costs less."""
-        return np.minimum(self.costs, self.optimum + self.exact)
+    def refined(self, left: int, right: int, effort: Effort = Effort()) -> BoundaryTable:
+        """The same, with the entry of two states solved by itself; others may gain by it."""
+        if isinstance(self._decoder, _Eliminated):
+            return self
+        merged = self._decoder.merged
+        nodes = list(merged.problem.nodes)
+        for end, state in zip(merged.ends, (left, right), strict=True):
+            costs = np.full(len(nodes[end]), np.inf)
+            costs[state] = nodes[end][state]
+            nodes[end] = costs
+        found = cheapest(Problem(tuple(nodes), merged.problem.edges), effort)
+        lower = self.lower.copy()
+        lower[left, right] = max(lower[left, right], found.bound)
+        if found.choices is None:
+            return replace(self, lower=lower)
+        around = _Neighbours.of(merged, (*self._decoder.known, found.choices))
+        return replace(self, costs=around.costs, lower=lower, _decoder=around)
 
 
 def left_values(graph: OperationGraph) -> tuple[int, ...]:
@@ -92,13 +105,21 @@ def boundary_table(
         if not np.isfinite(costs).any():
             return None
         decoder = _Eliminated(merged, rest, everything)
-        return BoundaryTable(made, left, right, costs, float(costs.min()), np.inf, decoder)
+        return BoundaryTable(made, left, right, costs, costs, decoder)
     near = near_optima(rest.core, ends, effort)
     if near is None:
         return None
-    around = _Neighbours.of(merged, [rest.complete(choices) for choices in near.choices])
-    optimum = near.bound + rest.cost
-    return BoundaryTable(made, left, right, around.costs, optimum, near.allowance, around)
+    around = _Neighbours.of(merged, tuple(rest.complete(choices) for choices in near.choices))
+    one, other = near.least
+    lower = np.maximum(one[:, None], other[None, :])
+    if (min(ends), max(ends)) not in rest.core.edges:  # what lies above on both sides adds up
+        lower = np.maximum(lower, one[:, None] + other[None, :] - near.relaxed)
+    states = {choices[-2:] for choices in (rest.complete(c) for c in near.choices)}
+    beyond = np.full(lower.shape, near.bound + near.allowance)
+    for state in states:
+        beyond[state] = near.bound
+    lower = np.maximum(lower, beyond) + rest.cost
+    return BoundaryTable(made, left, right, around.costs, np.minimum(lower, around.costs), around)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +151,9 @@ class _Neighbours:
     best: Choices
 
     @classmethod
-    def of(cls, merged: _Merged, known: Sequence[tuple[int, ...]]) -> _Neighbours:
+    def of(cls, merged: _Merged, known: tuple[tuple[int, ...], ...]) -> _Neighbours:
         costs = np.array([merged.costs_between(choices) for choices in known])
-        return cls(merged, tuple(known), costs.min(axis=0), costs.argmin(axis=0))
+        return cls(merged, known, costs.min(axis=0), costs.argmin(axis=0))
 
     def choices(self, left: int, right: int) -> tuple[int, ...]:
         inside = self.known[int(self.best[left, right])][: len(self.merged.old)]

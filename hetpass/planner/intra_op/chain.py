@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hetpass.cost.reshard import arrival_s, reshard_table
 from hetpass.ir.operation_graph import Value
 from hetpass.planner.intra_op.boundary import BoundaryTable, left_values, right_values
+from hetpass.planner.intra_op.linear_program import Effort
 from hetpass.planner.intra_op.pbqp import Floats
 
 States = NDArray[np.int64]
@@ -124,16 +125,41 @@ class _Step:
     last: States
 
 
-def chained(tables: Sequence[BoundaryTable], kinds: Sequence[int]) -> Chain:
+def chained(
+    tables: Sequence[BoundaryTable], kinds: Sequence[int], effort: Effort = Effort()
+) -> Chain:
     """The best assignment of every range.
+
+    Where tables hold upper bounds, entries that might better the whole range are solved by
+    themselves, `effort.refinements` times at most.
 
     Args:
       tables: per layer kind, all for the same mesh and number of microbatches.
       kinds: of every layer, in order.
     """
-    costs, steps = _forward(tables, kinds, [table.costs for table in tables])
-    lower, _ = _forward(tables, kinds, [table.lower for table in tables])
-    return Chain(tuple(tables), tuple(kinds), costs, lower, steps)
+    found = tuple(tables)
+    for _ in range(effort.refinements):
+        hopeful = _hopeful(found, kinds)
+        if not hopeful:
+            break
+        for kind, left, right in hopeful:
+            table = found[kind].refined(left, right, effort)
+            found = (*found[:kind], table, *found[kind + 1 :])
+    costs, steps = _forward(found, kinds, [table.costs for table in found])
+    lower, _ = _forward(found, kinds, [table.lower for table in found])
+    return Chain(found, tuple(kinds), costs, lower, steps)
+
+
+def _hopeful(tables: tuple[BoundaryTable, ...], kinds: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Entries on the best path by lower bounds that may be better than what is known."""
+    lower, steps = _forward(tables, kinds, [table.lower for table in tables])
+    path = Chain(tables, tuple(kinds), lower, lower, steps).path(0, len(kinds))
+    found = {
+        (kind, left, right): None
+        for kind, (left, right) in zip(kinds, path, strict=True)
+        if tables[kind].lower[left, right] < tables[kind].costs[left, right] * (1 - 1e-6)
+    }
+    return sorted(found)
 
 
 def _forward(

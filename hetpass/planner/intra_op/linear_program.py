@@ -29,6 +29,7 @@ class Effort:
       most_joined: combinations that a sparse elimination joins.
       allowances: how far above the bound it looks, relative, one after the other.
       most_states: of a boundary.
+      refinements: rounds in which entries of boundary tables are solved by themselves.
       prices: of memory that are tried in a row.
       limit_gap: under a memory limit, above which the integer program is used.
       most_variables: of that program.
@@ -40,6 +41,7 @@ class Effort:
     most_joined: int = 1_000_000
     allowances: tuple[float, ...] = (3e-3, 1e-2)
     most_states: int = 64
+    refinements: int = 0
     prices: int = 12
     limit_gap: float = 1e-3
     most_variables: int = 40_000

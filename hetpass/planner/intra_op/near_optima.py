@@ -9,7 +9,7 @@ import numpy as np
 
 from hetpass.planner.intra_op.elimination import eliminated
 from hetpass.planner.intra_op.linear_program import Effort, slack, solved
-from hetpass.planner.intra_op.pbqp import Choices, Problem
+from hetpass.planner.intra_op.pbqp import Choices, Floats, Problem
 from hetpass.planner.intra_op.sparse_elimination import Survivors, survivors
 
 
@@ -20,11 +20,15 @@ class NearOptima:
       optimum first.
     bound: of the optimum, from below.
     allowance: every state within `bound + allowance` was found.
+    relaxed: the bound of the linear program.
+    least: per kept node, a bound for each of its choices.
     """
 
     choices: tuple[tuple[int, ...], ...]
     bound: float
     allowance: float
+    relaxed: float
+    least: tuple[Floats, ...]
 
 
 def near_optima(problem: Problem, kept: Sequence[int], effort: Effort) -> NearOptima | None:
@@ -44,11 +48,12 @@ def near_optima(problem: Problem, kept: Sequence[int], effort: Effort) -> NearOp
         if branched.choices is None:
             return None
         first = branched.choices
+    least = tuple(measured.bound + _above(measured.above, node) for node in kept)
     gap = max(problem.cost(first) - measured.bound, 0.0)
     if not kept and gap <= effort.gap * abs(measured.bound):
-        return NearOptima((first,), measured.bound, 0.0)
+        return NearOptima((first,), measured.bound, 0.0, measured.bound, least)
     scale = max(abs(measured.bound), 1e-12)
-    wanted = gap + 1e-9 * scale
+    wanted = gap + 1e-7 * scale  # what the reduced costs are good for
     best: tuple[Survivors, float] | None = None
     for allowance in [wanted, *(s * scale for s in effort.allowances if s * scale > wanted)]:
         found = survivors(measured.above, kept, allowance, effort.most_joined)
@@ -59,12 +64,27 @@ def near_optima(problem: Problem, kept: Sequence[int], effort: Effort) -> NearOp
         if not kept:
             break
     if best is None:
-        return NearOptima((first,), measured.bound, 0.0)
+        return NearOptima((first,), measured.bound, 0.0, measured.bound, least)
     found, allowance = best
     order = sorted(range(len(found.costs)), key=lambda k: (found.costs[k], k))
-    least = float(found.costs[order[0]])
+    nearest = float(found.costs[order[0]])
     choices = tuple(found.choices(k) for k in order)
-    return NearOptima(choices, measured.bound + least, allowance - least)
+    return NearOptima(choices, measured.bound + nearest, allowance - nearest, measured.bound, least)
+
+
+def _above(above: Problem, node: int) -> Floats:
+    """How far what has a choice of a node lies above the bound at least.
+
+    A choice needs a pair on each of its edges: its own reduced cost and the least of its pairs' on
+    every edge add up.
+    """
+    total = above.nodes[node]
+    for (i, j), costs in above.edges.items():
+        if node == i:
+            total = total + costs.min(axis=1)
+        elif node == j:
+            total = total + costs.min(axis=0)
+    return total
 
 
 def _among(problem: Problem, used: Sequence[Choices], effort: Effort) -> tuple[int, ...] | None:

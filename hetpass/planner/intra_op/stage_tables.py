@@ -174,7 +174,7 @@ class _Solver:
                 return []
             if not chains:
                 rate = _rate(known)
-            chain = chained(known, self.layers.kinds)
+            chain = chained(known, self.layers.kinds, self.options.effort)
             if not chains or not np.array_equal(chain.costs, chains[-1].costs):
                 chains.append(chain)
         return chains

@@ -101,8 +101,27 @@ def test_pruned_tables_are_upper_bounds_with_a_true_optimum():
     made = program(graph, setting)
     exact = boundary_table(made, effort=Effort(most_entries=1 << 26))
     pruned = boundary_table(made, effort=Effort(most_entries=0, allowances=(2e-2,)))
-    assert np.isinf(exact.exact)
-    assert np.isfinite(pruned.exact)
-    assert pruned.optimum == pytest.approx(exact.costs.min(), rel=1e-7)
+    assert np.array_equal(exact.lower, exact.costs)
+    assert pruned.costs.min() == pytest.approx(exact.costs.min(), rel=1e-7)
     assert np.all(pruned.costs >= exact.costs * (1 - 1e-9))
     assert np.all(pruned.lower <= exact.costs * (1 + 1e-7))
+    assert np.any(pruned.costs > exact.costs * (1 + 1e-7))
+    state = np.unravel_index((pruned.costs / exact.costs).argmax(), exact.costs.shape)
+    refined = pruned.refined(*state)
+    assert refined.costs[state] == pytest.approx(exact.costs[state], rel=1e-7)
+    assert refined.lower[state] == pytest.approx(exact.costs[state], rel=1e-7)
+    assert np.all(refined.costs <= pruned.costs)
+
+
+def test_refining_brings_a_chain_of_upper_bounds_near_the_optimum():
+    graphs = [transformer_block(8, 16, 64, 4), transformer_block(8, 16, 64, 4, mlp_ratio=1)]
+    setting = replace(random_setting(random.Random(5), 2), alone=False, recompute=False)
+    made = [program(graph, setting) for graph in graphs]
+    order = (0, 1, 0, 1, 1)
+    best = chained([boundary_table(m, effort=Effort(most_entries=1 << 26)) for m in made], order)
+    few = Effort(most_entries=0, allowances=())
+    rough = chained([boundary_table(m, effort=few) for m in made], order)
+    fine = chained(rough.tables, order, replace(few, refinements=8))
+    assert rough.costs[0, 5] > best.costs[0, 5] * (1 + 1e-6)
+    assert best.costs[0, 5] * (1 - 1e-7) <= fine.costs[0, 5] <= best.costs[0, 5] * 1.01
+    assert rough.lower[0, 5] < fine.lower[0, 5] <= best.costs[0, 5] * (1 + 1e-7)

@@ -271,13 +271,13 @@ def link(args: argparse.Namespace) -> dict[str, Any]:
     first = bench.compiled(plan)
     profiles, seen = profiled(bench, first)
     sent_bytes = 4 * model.rows * model.hidden
-    wire = LinkCost.from_bytes(
-        sent_bytes, sent_bytes, latency_s=args.latency, bytes_per_s=args.mbits * 1e6 / 8
-    )
+    occupied_s = sent_bytes / (args.mbits * 1e6 / 8)
+    seen_s = statistics.mean((seen.forward_s, seen.backward_s))
     print(
-        f"one activation: {sent_bytes:,} bytes, {wire.one_way_s * 1e3:.1f} ms; seen "
-        f"{seen.forward_s * 1e3:.1f} ms"
+        f"one activation: {sent_bytes:,} bytes, {occupied_s * 1e3:.1f} ms on the wire, "
+        f"{args.latency * 1e3:.0f} ms latency; seen {seen_s * 1e3:.1f} ms"
     )
+    wire = LinkCost(occupied_s, occupied_s, latency_s=max(0.0, seen_s - occupied_s))
     stages = [p.stage(f) for p, f in zip(profiles, stage_flops(first), strict=True)]
     costs = PipelineCosts(tuple(stages), (wire,))
     rows = {}
@@ -299,7 +299,13 @@ def link(args: argparse.Namespace) -> dict[str, Any]:
         row["predicted_gain"] = round(rows["1f1b"]["predicted_s"] / row["predicted_s"], 3)
         row["measured_gain"] = round(rows["1f1b"]["measured_s"] / row["measured_s"], 3)
     print({name: (r["predicted_gain"], r["measured_gain"]) for name, r in rows.items()})
-    return {"latency_s": args.latency, "mbit_per_s": args.mbits, "schedules": rows}
+    return {
+        "latency_s": args.latency,
+        "mbit_per_s": args.mbits,
+        "activation_bytes": sent_bytes,
+        "seen_one_way_s": round(seen_s, 5),
+        "schedules": rows,
+    }
 
 
 def unscheduled(plan: Plan) -> Plan:

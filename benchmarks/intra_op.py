@@ -1,0 +1,195 @@
+"""How long the intra-op planner takes, and how good its answers are.
+
+    python -m benchmarks.intra_op [--size 6.7B] [--devices 8] [--layers 100] [--out FILE]
+
+The layers of a GPT in flax linen (half precision, float32 parameters, Adam; attention and MLP are
+layers of their own) are read from the traced step, and planned for the devices of one A100 host.
+Seconds are of processor time, cold: what is remembered between layers is forgotten before each. A
+memory point is the program solved again at another price of memory. Chaining gives every range of
+a model of `--layers` layers; its gap is to a lower bound, 0 where it is exact.
+
+Results are written to benchmarks/results/intra_op.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import scipy
+
+from benchmarks.models import gpt_linen
+from benchmarks.models.sizes import GPT_SIZES
+from hetpass.analysis.operation_graph import operation_graphs
+from hetpass.cost import layouts, logical_meshes, reshard
+from hetpass.cost.logical_meshes import LinkedMesh
+from hetpass.frontend.microbatch import split
+from hetpass.frontend.segment import segment
+from hetpass.frontend.trace import Signature, trace
+from hetpass.ir.catalogue import find_kind
+from hetpass.ir.devices import DeviceGroup
+from hetpass.ir.operation_graph import OperationGraph
+from hetpass.planner.intra_op import strategies
+from hetpass.planner.intra_op.answers import cheapest, fastest
+from hetpass.planner.intra_op.boundary import BoundaryTable, boundary_table
+from hetpass.planner.intra_op.chain import chained
+from hetpass.planner.intra_op.evaluate import evaluate
+from hetpass.planner.intra_op.linear_program import Effort
+from hetpass.planner.intra_op.program import program
+from hetpass.planner.intra_op.setting import Setting
+
+RESULTS = Path(__file__).resolve().parent / "results" / "intra_op.json"
+_REMEMBERING = (
+    layouts._divisors,
+    layouts._layouts,
+    reshard._table,
+    reshard._moves,
+    strategies._strategies,
+)
+
+
+def layer_graphs(
+    size: str, batch: int, num_microbatches: int
+) -> tuple[tuple[OperationGraph, ...], tuple[int, ...]]:
+    """Graphs of the layer kinds of a GPT with two blocks, and the kinds of its layers."""
+    config = dataclasses.replace(
+        GPT_SIZES[size], layers=2, remat=False, dtype="float16", param_dtype="float32"
+    )
+    create = gpt_linen.make_create_state(config, optax.adam(1e-3))
+    state = jax.eval_shape(create, jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((batch, config.seq), jnp.int32)
+    traced = trace(
+        gpt_linen.train_step,
+        (state, {"tokens": tokens, "labels": tokens}),
+        {},
+        Signature(batch_argnums=(1,)),
+    )
+    layered = segment(split(traced, num_microbatches))
+    return operation_graphs(layered), tuple(layered.layer_kinds)
+
+
+def layer(graph: OperationGraph, setting: Setting) -> tuple[BoundaryTable, dict[str, Any]]:
+    """One layer kind on one mesh: seconds of each part of planning."""
+    for function in _REMEMBERING:
+        function.cache_clear()
+    seconds: dict[str, float] = {}
+    started = time.process_time()
+
+    def lap(name: str) -> None:
+        nonlocal started
+        now = time.process_time()
+        seconds[name], started = now - started, now
+
+    made = program(graph, setting)
+    lap("build_s")
+    answer = fastest(made)
+    lap("solve_s")
+    assert answer is not None
+    rate = answer.seconds / answer.memory_bytes
+    for price in (0.5, 1.0, 2.0):
+        assert cheapest(made.weighed(price * rate)).choices is not None
+    lap("memory_point_s")
+    seconds["memory_point_s"] /= 3
+    table = boundary_table(made)
+    lap("boundary_table_s")
+    assert table is not None
+    priced = evaluate(graph, setting, answer.assignment)
+    lap("evaluate_s")
+    return table, {
+        **seconds,
+        "operations": len(graph.operations),
+        "strategies": sum(len(costs) for costs in made.seconds.nodes),
+        "edge_entries": sum(costs.size for costs in made.seconds.edges.values()),
+        "gap": answer.gap,
+        "step_s": priced.step_s(setting.num_microbatches),
+        "boundary_states": list(table.costs.shape),
+        "collectives": {
+            f"{when} {kind} {'x'.join(axes)}": [found.count, found.result_bytes]
+            for (when, kind, axes), found in priced.collectives.items()
+        },
+    }
+
+
+def chain(
+    tables: list[BoundaryTable], kinds: tuple[int, ...], layers: int, refinements: int
+) -> dict[str, Any]:
+    """All ranges of a model whose inner layers repeat."""
+    inner = kinds[1:-1]
+    order = (kinds[0], *(inner * layers)[: layers - 2], kinds[-1])
+    started = time.process_time()
+    found = chained(tables, order, Effort(refinements=refinements))
+    took = time.process_time() - started
+    known = np.isfinite(found.costs)
+    gaps = found.costs[known] / found.lower[known] - 1
+    return {
+        "layers": layers,
+        "ranges": int(known.sum()),
+        "seconds": took,
+        "largest_gap": float(gaps.max()),
+        "whole_model_s": float(found.costs[0, -1]),
+    }
+
+
+def case(mesh: LinkedMesh, args: argparse.Namespace, group: DeviceGroup) -> dict[str, Any]:
+    graphs, kinds = args.graphs
+    setting = Setting(mesh, group.kind, args.microbatches, 4, alone=False)
+    tables, rows = [], []
+    for graph in graphs:
+        table, row = layer(graph, setting)
+        tables.append(table)
+        rows.append(row)
+    return {
+        "mesh": dict(mesh.axes),
+        "layer_kinds": rows,
+        "all_ranges": chain(tables, kinds, args.layers, 0),
+        "all_ranges_refined": chain(tables, kinds, args.layers, 2),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="6.7B", choices=[*GPT_SIZES])
+    parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    args.graphs = layer_graphs(args.size, args.batch, args.microbatches)
+    group = DeviceGroup("a100", find_kind("A100-40"), 1, args.devices)
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "scipy": scipy.__version__,
+        "model": f"GPT {args.size}, batch {args.batch}, {args.microbatches} microbatches",
+        "cases": [
+            case(mesh, args, group) for mesh in logical_meshes.logical_meshes(group, args.devices)
+        ],
+    }
+    args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for found in record["cases"]:
+        print(found["mesh"], found["all_ranges"])
+        for row in found["layer_kinds"]:
+            total = row["build_s"] + row["solve_s"]
+            print(
+                f"  {row['operations']} operations: {total:.2f} s to build and solve, "
+                f"{row['memory_point_s']:.2f} s per memory point, "
+                f"{row['boundary_table_s']:.2f} s for the boundary table"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

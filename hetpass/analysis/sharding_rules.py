@@ -9,6 +9,7 @@ several operations their rules are composed (`compose_rules`).
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -85,8 +86,31 @@ def _module_rules(eqns: Sequence[JaxprEqn]) -> list[ShardingRule | None]:
     for k, eqn in enumerate(eqns):
         body = bodies.get(f"equation_{k}")
         composed = None if body is None else composed_rule(body, bodies, shapes)
-        rules.append(None if composed is None else _without_words(composed, eqn))
+        if composed is not None:
+            composed = _without_words(composed, eqn)
+            if eqn.primitive.name == "conv_general_dilated":
+                composed = _convolution_rule(composed, eqn)
+        rules.append(composed)
     return rules
+
+
+def _convolution_rule(rule: ShardingRule, eqn: JaxprEqn) -> ShardingRule:
+    """Windows reach over every cut of a spatial dimension, so these stay whole.
+
+    (Shardy calls a spatial dimension reduced where the window is as large as the image, as in the
+    gradient of the weights; with padding it is not.) With groups only the examples are free: the
+    partitioner gets a cut of grouped features wrong.
+    """
+    dims = eqn.params["dimension_numbers"]
+    specs = (dims.lhs_spec, dims.rhs_spec, dims.out_spec)
+    sides = (rule.operands[0], rule.operands[1], rule.results[0])
+    whole = {f for spec, side in zip(specs, sides, strict=True) for d in spec[2:] for f in side[d]}
+    if eqn.params["feature_group_count"] > 1 or eqn.params["batch_group_count"] > 1:
+        free = set(sides[0][dims.lhs_spec[0]]) & set(sides[2][dims.out_spec[0]])
+        whole = set(range(len(rule.sizes))) - free
+        if eqn.params["batch_group_count"] > 1:
+            whole = set(range(len(rule.sizes)))
+    return replace(rule, whole=rule.whole | whole)
 
 
 def _without_words(rule: ShardingRule, eqn: JaxprEqn) -> ShardingRule:

@@ -12,7 +12,17 @@ from collections.abc import Sequence
 
 from hetpass import __version__
 from hetpass.errors import HetpassError, ToolError
-from hetpass.tools import bench, cache, catalogue, doctor, opt, planning, plans, profile
+from hetpass.tools import (
+    bench,
+    cache,
+    catalogue,
+    doctor,
+    opt,
+    planning,
+    plans,
+    profile,
+    whatif,
+)
 from hetpass.tools.answer import Command
 from hetpass.tools.switches import traceback_wanted
 from hetpass.tools.terminal import Terminal
@@ -24,6 +34,7 @@ COMMANDS: tuple[Command, ...] = (
     *catalogue.COMMANDS,
     *planning.COMMANDS,
     *plans.COMMANDS,
+    *whatif.COMMANDS,
     *profile.COMMANDS,
     *opt.COMMANDS,
     *bench.COMMANDS,

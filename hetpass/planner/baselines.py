@@ -5,8 +5,8 @@
     megatron      stages of equal size and equal layer counts over all devices, in the order of the
                   cluster; tensor parallel inside a host, data parallel across (Narayanan et al.,
                   SC 2021)
-    alpa          all devices and links are taken for the average one, and the plan that is best
-                  then is priced truthfully (Zheng et al., OSDI 2022)
+    alpa          all devices and links are taken for the average one, or for the slowest, and
+                  the plan that is best then is priced truthfully (Zheng et al., OSDI 2022)
     harp          the groups in a fixed order, in-flight counts by H-1F1B's thresholds (EuroSys
                   2026)
 
@@ -22,15 +22,21 @@ from types import MappingProxyType
 
 from hetpass.cost.analytic import Submesh
 from hetpass.cost.submeshes import submeshes
+from hetpass.cost.tables import cost_tables
 from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster, DeviceGroup, DeviceKind, Link
-from hetpass.ir.facts import ProgramFacts
+from hetpass.ir.facts import Amount, LayerFacts, ProgramFacts, Seconds
 from hetpass.ir.plan import Pipeline, Plan, Replica, StagePlan
+from hetpass.planner.as_plan import as_plan
 from hetpass.planner.evaluate import Evaluation, evaluate, objective_s
+from hetpass.planner.inter_op import InterOpOptions, inter_op
+from hetpass.planner.objective import ONE_F_ONE_B
 from hetpass.planner.schedule_choice import uncounted
 from hetpass.planner.search import SearchOptions, microbatch_numbers, search
 
 _JUDGED = 4
+_TOLERANCE = 1e-3
+_ALIKE = "average"
 
 
 @dataclass(frozen=True)
@@ -94,61 +100,102 @@ def _harp(
     facts: ProgramFacts, cluster: Cluster, options: SearchOptions
 ) -> tuple[Sequence[Plan], str]:
     names = tuple(group.name for group in cluster.groups)
-    plans = []
-    for m in microbatch_numbers(facts.batch_size, options.num_microbatches):
-        one = replace(options, order=names, schedule="h-1f1b", num_microbatches=(m,))
-        try:
-            plans.append(_unnoted(search(facts, cluster, one).plan))
-        except PlanError:
-            continue
-    return plans, "h-1f1b"
+    try:
+        found = search(facts, cluster, replace(options, order=names, schedule="h-1f1b"))
+    except PlanError:
+        return [], "h-1f1b"
+    return [_unnoted(c.plan) for c in (found.best, *found.rejected)], "h-1f1b"
 
 
 def _alpa(
     facts: ProgramFacts, cluster: Cluster, options: SearchOptions
 ) -> tuple[Sequence[Plan], str]:
-    average = averaged(cluster)
+    """The best plan for every number of microbatches, for all devices taken as the average one,
+    and taken as the slowest: whichever is really better."""
     plans = []
-    for m in microbatch_numbers(facts.batch_size, options.num_microbatches):
-        one = replace(options, schedule="1f1b", num_microbatches=(m,))
-        try:
-            found = search(facts, average, one)
-        except PlanError:
-            continue
-        candidates = (found.best, *found.rejected)
-        plans += [_unnoted(candidate.plan) for candidate in candidates[:1]]
+    program = InterOpOptions(allowed=ONE_F_ONE_B, tolerance=_TOLERANCE)
+    for believe, combine in ((averaged, _mean), (slowest, max)):
+        believed, seen = believe(cluster), _seen(facts, cluster, combine)
+        for m in microbatch_numbers(facts.batch_size, options.num_microbatches):
+            tables = cost_tables(seen, believed, m, options.tables)
+            found = inter_op(tables, program)
+            if found is not None:
+                plans.append(as_plan(tables, believed, found.best.picks, schedule="1f1b"))
     return plans, "1f1b"
 
 
+def _seen(
+    facts: ProgramFacts, cluster: Cluster, combine: Callable[[Sequence[float]], float]
+) -> ProgramFacts:
+    """The facts as who cannot tell kinds apart sees them: seconds of kinds and groups made one."""
+
+    def seconds(layer: LayerFacts) -> dict[str, Seconds]:
+        known = [
+            layer.seconds.get(group.name) or layer.seconds.get(group.kind.name)
+            for group in cluster.groups
+        ]
+        found = [k for k in known if k is not None]
+        if not found:
+            return {}
+        parts = [
+            Amount(
+                combine([getattr(s, name).per_microbatch for s in found]),
+                combine([getattr(s, name).per_example for s in found]),
+            )
+            for name in ("forward", "backward")
+        ]
+        return {_ALIKE: Seconds(*parts)}
+
+    layers = tuple(replace(layer, seconds=seconds(layer)) for layer in facts.layers)
+    return replace(facts, layers=layers)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def averaged(cluster: Cluster) -> Cluster:
-    """The cluster as who cannot tell kinds apart sees it: every rate and link the mean.
+    """The cluster as who cannot tell kinds apart sees it: every rate and link the mean."""
+    total = cluster.num_devices
+
+    def mean(values: Sequence[float]) -> float:
+        groups = cluster.groups
+        return sum(v * g.num_devices for v, g in zip(values, groups, strict=True)) / total
+
+    return _alike(cluster, mean, _mean_link)
+
+
+def slowest(cluster: Cluster) -> Cluster:
+    """The cluster as if every device and link were as slow as the slowest one."""
+    return _alike(cluster, min, _slowest_link)
+
+
+def _alike(
+    cluster: Cluster,
+    of: Callable[[Sequence[float]], float],
+    link_of: Callable[[Sequence[Link | None]], Link | None],
+) -> Cluster:
+    """The cluster with one kind of device and one kind of link.
 
     Memory is the smallest of all, so that the plan has a chance to fit. The groups keep their
     sizes, since a stage cannot lie across two of them.
     """
-    groups, total = cluster.groups, cluster.num_devices
-
-    def mean(of: Callable[[DeviceGroup], float]) -> float:
-        return sum(of(group) * group.num_devices for group in groups) / total
-
-    def rate(dtype: str) -> float:
-        return mean(lambda group: group.kind.peak_flops[dtype])
-
-    dtypes = groups[0].kind.peak_flops
-    common = [d for d in dtypes if all(d in group.kind.peak_flops for group in groups)]
+    groups = cluster.groups
+    kinds = [group.kind for group in groups]
+    common = [d for d in kinds[0].peak_flops if all(d in kind.peak_flops for kind in kinds)]
     kind = DeviceKind(
-        "average",
-        {dtype: rate(dtype) for dtype in common},
-        min(group.kind.memory_bytes for group in groups),
-        mean(lambda group: group.kind.memory_bandwidth),
+        _ALIKE,
+        {dtype: of([kind.peak_flops[dtype] for kind in kinds]) for dtype in common},
+        min(kind.memory_bytes for kind in kinds),
+        of([kind.memory_bandwidth for kind in kinds]),
     )
-    inside = _mean_link([g.intra_host for g in groups])
-    across = _mean_link([g.inter_host for g in groups])
+    inside = link_of([g.intra_host for g in groups])
+    across = link_of([g.inter_host for g in groups])
     pairs = [cluster.link(a.name, b.name) for i, a in enumerate(groups) for b in groups[i + 1 :]]
     same = tuple(
         DeviceGroup(g.name, kind, g.hosts, g.devices_per_host, inside, across) for g in groups
     )
-    return Cluster(same, default_link=_mean_link(pairs))
+    return Cluster(same, default_link=link_of(pairs))
 
 
 def _mean_link(links: Sequence[Link | None]) -> Link | None:
@@ -160,6 +207,13 @@ def _mean_link(links: Sequence[Link | None]) -> Link | None:
         sum(link.latency_s for link in known) / count,
         sum(link.bandwidth for link in known) / count,
     )
+
+
+def _slowest_link(links: Sequence[Link | None]) -> Link | None:
+    known = [link for link in links if link is not None]
+    if not known:
+        return None
+    return Link(max(link.latency_s for link in known), min(link.bandwidth for link in known))
 
 
 def _unnoted(plan: Plan) -> Plan:

@@ -86,6 +86,7 @@ class Deltas:
 
 
 ANY = Deltas()
+ONE_F_ONE_B = Deltas(1, 1)
 
 
 def needed_deltas(

@@ -21,7 +21,7 @@ from hetpass.planner.as_plan import as_plan
 from hetpass.planner.coarse import coarse_cuts, coarsened, refined
 from hetpass.planner.inter_op import InterOpOptions, inter_op
 from hetpass.planner.judge import ADAPTIVE, AUTO, FAMILY, Judged, judged
-from hetpass.planner.objective import ANY, Deltas, Pick, Priced
+from hetpass.planner.objective import ANY, ONE_F_ONE_B, Deltas, Pick, Priced
 from hetpass.planner.unfit import nothing_fits
 
 _FIRST_MICROBATCHES = 64
@@ -159,8 +159,6 @@ class _Work:
 
     def ordered(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         """The numbers that a coarse search finds best first; as they are where that is no help."""
-        if len(numbers) == 1:
-            return numbers
         coarse_s: dict[int, float] = {}
         for m in numbers:
             problem = self.cost(m)
@@ -302,7 +300,7 @@ def _nothing(
 
 def _inter_op(options: SearchOptions) -> InterOpOptions:
     """The program's part of the options; some schedules leave no choice of in-flight counts."""
-    fixed = {"1f1b": Deltas(1, 1), "eager-1f1b": Deltas(2, 2)}
+    fixed = {"1f1b": ONE_F_ONE_B, "eager-1f1b": Deltas(2, 2)}
     return InterOpOptions(
         order=options.order,
         allowed=fixed.get(options.schedule, ANY),

@@ -226,12 +226,33 @@ class Placement:
             if self.cut is not None:
                 host = np.ascontiguousarray(split_batch(host, *self.cut))
             return put(host, self.target)
+        if not self.target.is_fully_addressable:
+            return self._over_processes(value)
         if self.cut is not None:
             value = _splitter(self.cut)(value)
         elif value.sharding is self.target or value.sharding == self.target:
             return value
         itemsize = getattr(value.dtype, "itemsize", 0)
         return plan_reshard(value.sharding, self.target, value.shape, itemsize)(value)
+
+    def _over_processes(self, value: jax.Array) -> jax.Array:
+        """Onto a mesh of several processes: from each one's copy, or from an array on the mesh."""
+        if value.sharding == self.target and self.cut is None:
+            return value
+        if not value.is_fully_addressable:
+            return jax.jit(_identity, out_shardings=self.target)(value)
+        if self.cut is not None:
+            value = _splitter(self.cut)(value)
+        if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return put(np.asarray(value), self.target)
+        data = np.asarray(jax.random.key_data(value))
+        more = (None,) * (data.ndim - len(self.target.spec))
+        under = NamedSharding(self.target.mesh, PartitionSpec(*self.target.spec, *more))
+        return jax.random.wrap_key_data(put(data, under), impl=jax.random.key_impl(value))
+
+
+def _identity(value: jax.Array) -> jax.Array:
+    return value
 
 
 def put(host: np.ndarray, target: NamedSharding) -> jax.Array:

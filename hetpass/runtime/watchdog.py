@@ -66,6 +66,7 @@ class Watch:
         self._status: list[Status | None] = [None] * len(names)
         self._stages: dict[int, tuple[int, ...]] = {}
         self._moved_s = now_s
+        self._looked_s = now_s
         self._dead: dict[int, str] = {}
 
     def runs(self, place: int, stages: Sequence[int]) -> None:
@@ -85,7 +86,15 @@ class Watch:
         self._dead.setdefault(place, reason)
 
     def verdict(self, now_s: float) -> ExecutionError | None:
-        """What is wrong, if anything."""
+        """What is wrong, if anything.
+
+        Asked again and again: after a pause of our own (a laptop that slept, a driver that was
+        stopped) nobody is blamed for silence.
+        """
+        if now_s - self._looked_s > self._limits.silent_s / 2:
+            self._heard_s = [now_s] * len(self._heard_s)
+            self._moved_s = now_s
+        self._looked_s = now_s
         for place, reason in self._dead.items():
             return self._error(
                 "HP-RUN-LOST", f"{self._name(place)} has died", place, reason, _AFTER_DEATH

@@ -24,6 +24,7 @@ from hetpass.ir.cluster import Cluster, DeviceGroup
 from hetpass.runtime.distributed.workers import WorkerOptions
 from hetpass.runtime.watchdog import Limits
 from tests.equality import relative_error
+from tests.runtime import test_distributed as others
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'hetpass[ray]'")
 
@@ -147,6 +148,20 @@ def test_a_group_of_two_hosts():
     step, workers = start(hosts=2)
     with workers:
         check_equal(step)
+        # A state from the driver, with keys, is placed over both.
+        whole = hp.het_parallelize(
+            others.train_step,
+            cluster=step.settings.cluster,
+            num_microbatches=4,
+            plan="fast[4](data=2,model=2): 0-3 | slow(data=2): 4-5",
+            runtime=workers,
+        )
+        batch = next(others.batches(1))
+        state, metrics = whole(others.create(jax.random.key(1)), batch)
+        expected, wanted = jax.jit(others.train_step)(others.create(jax.random.key(1)), batch)
+        assert float(metrics["loss"]) == pytest.approx(float(wanted["loss"]), rel=1e-5)
+        key = jax.random.key_data(hp.fetch(state["key"]))
+        np.testing.assert_array_equal(key, jax.random.key_data(expected["key"]))
 
 
 @pytest.mark.usefixtures("running")

@@ -1,0 +1,82 @@
+"""The models of Alpa's suites, and LLaMA, planned on named clusters, beside other ways to plan.
+
+    python -m benchmarks.suite                        all suites on their clusters
+    python -m benchmarks.suite --suite moe --on harp-8-4
+
+Every model is traced as a whole step (mixed precision, blocks recomputed, Adam) and
+planned; nothing is compiled, no device is touched. Steps are simulated on analytic costs (half of
+peak rates): plans are compared, not times promised. Seconds of tracing and planning are wall-clock
+on the machine named in the results, benchmarks/results/suite.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from hetpass.tools.bench import SUITES, bench_model
+from hetpass.tools.clusters import CLUSTERS
+from hetpass.tools.measure_devices import machine, versions
+from hetpass.tools.models.names import SIZES, TransformerSize
+
+RESULTS = Path(__file__).parent / "results" / "suite.json"
+BASELINES = ("even", "megatron", "alpa", "harp", "single_group")
+RUNS = {"gpt": "harp-8-4", "llama": "three-groups", "moe": "harp-8-4", "wresnet": "harp-8-2-2"}
+
+
+def row(name: str, cluster_name: str) -> dict[str, Any]:
+    """One model on one cluster, with tokens (or images) per second and the share of peak."""
+    result = bench_model(name, CLUSTERS[cluster_name](), BASELINES) | {"cluster": cluster_name}
+    size = SIZES[name]
+    if "step_s" in result:
+        units = size.sequence if isinstance(size, TransformerSize) else 1
+        result["units_per_s"] = result["batch"] * units / result["step_s"]
+        result["unit"] = "tokens" if isinstance(size, TransformerSize) else "images"
+    return result
+
+
+def show(result: dict[str, Any]) -> str:
+    head = f"{result['model']:<14}{result['cluster']:<14}"
+    if "step_s" not in result:
+        return f"{head}refused: {result['refused']}"
+    gains = "  ".join(
+        f"{name} {gain:.2f}" if gain else f"{name} none fits"
+        for name, gain in result["times_ours"].items()
+    )
+    return (
+        f"{head}trace {result['trace_s']:5.1f} s, plan {result['plan_s']:5.1f} s, step "
+        f"{result['step_s']:8.3f} s, {result['units_per_s']:.4g} {result['unit']}/s; over ours: "
+        f"{gains}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", choices=tuple(SUITES), action="append")
+    parser.add_argument("--on", choices=tuple(CLUSTERS))
+    arguments = parser.parse_args()
+    rows = []
+    for suite in arguments.suite or tuple(SUITES):
+        for name in SUITES[suite]:
+            rows.append(row(name, arguments.on or RUNS[suite]))
+            print(show(rows[-1]), flush=True)
+    if arguments.suite or arguments.on:
+        return  # a part is not what the stored results are
+    results = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine(),
+        "versions": versions(),
+        "note": "steps are simulated on analytic costs; nothing was measured on these devices",
+        "rows": rows,
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -148,9 +148,7 @@ def run(steps: int) -> dict[str, Any]:
 
 def errors(rows: list[dict[str, Any]], name: str) -> list[float]:
     """Relative, of forward and backward of every stage."""
-    return [
-        abs(row[name][kind] / row["measured"][kind] - 1) for row in rows for kind in ("F", "B")
-    ]
+    return [abs(row[name][kind] / row["measured"][kind] - 1) for row in rows for kind in ("F", "B")]
 
 
 def main() -> None:

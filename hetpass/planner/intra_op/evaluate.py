@@ -214,7 +214,7 @@ class _Meter:
                 parameter = self.graph.parameters[owners[v]]
                 item_bytes = parameter.accumulator_bytes / math.prod(value.shape)
                 held = Value(value.shape, item_bytes)
-                end = self.assignment.at_rest[owners[v]]
+                end = parameter.of_gradient(self.assignment.at_rest[owners[v]])
             what = f"accumulator of value {v}"
             self.move(value, (self.kept(v), layout), "backward", what)
             self.seconds["backward"] += 3 * self.local_bytes(held, layout) / self.setting.bandwidth

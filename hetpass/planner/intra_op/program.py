@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -380,8 +380,10 @@ class _Builder:
         seconds = each.seconds[np.ix_(_indices(each, made), _indices(each, choices))]
         self.connect(source, node, setting.num_microbatches * seconds)
         if at_rest is not None:
-            resting: tuple[Layout, ...] = self.nodes[at_rest].choices  # type: ignore[assignment]
-            self.connect(node, at_rest, table.seconds[np.ix_(indices, _indices(table, resting))])
+            rest = self.nodes[at_rest]
+            parameter = self.graph.parameters[rest.number]
+            ends = [parameter.of_gradient(cast(Layout, layout)) for layout in rest.choices]
+            self.connect(node, at_rest, table.seconds[np.ix_(indices, _indices(table, ends))])
 
     def tie(self, one: int, other: int) -> None:
         first, second = self.kept(one), self.kept(other)

@@ -319,6 +319,17 @@ def unscheduled(plan: Plan) -> Plan:
     return dataclasses.replace(plan, pipelines=pipelines)
 
 
+def request_s(bench: Bench) -> float:
+    """The median seconds from asking a worker to its answer."""
+    crew = bench.workers.talk(bench.cluster).crew
+    seconds = []
+    for _ in range(50):
+        begin = time.perf_counter()
+        crew.wait([crew.ask(0, "clock")])
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
     """16 microbatches of stages that take 20 ms, and tasks that compute nothing to speak of."""
     rows = {}
@@ -345,6 +356,11 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
             "over_bound": round(measured_s / bound_s - 1, 4),
             "tasks": 2 * 2 * 16,
             "transfers": 2 * 16,
+            "median_transfer_s": round(
+                statistics.median(spans(timelines, 0, "send-F") + spans(timelines, 1, "send-B")),
+                6,
+            ),
+            "request_s": round(request_s(bench), 6),
         }
         bench.workers.close()
         print(name, rows[name], flush=True)

@@ -82,7 +82,7 @@ def fused_traffic(
     inner = 0.0
     for eqn in eqns:
         if _is_nest(eqn):
-            skipped = [i for i, a in enumerate(eqn.invars) if a in uncounted]
+            skipped = [i for i, a in enumerate(eqn.invars) if isinstance(a, Var) and a in uncounted]
             moved = nested(eqn, skipped)
             traffic += moved.traffic_bytes
             inner = max(inner, moved.peak_bytes)

@@ -136,7 +136,9 @@ def _count_work(layered: Layered, at: AtSize, found: _Measured) -> None:
         if span.first == span.last:
             parts.setdefault((span.first, direction), []).append(k)
             continue
-        skipped = [i for i, a in enumerate(region.eqns[k].invars) if a in parameters]
+        skipped = [
+            i for i, a in enumerate(region.eqns[k].invars) if isinstance(a, Var) and a in parameters
+        ]
         moved = nested_traffic(at.eqns[k], skipped)
         for layer in range(span.first, span.last + 1):
             found.of(f"{direction} traffic")[layer] += share * moved.traffic_bytes
@@ -309,8 +311,12 @@ def _shares(whole: Iterable[int], sliced: Iterable[int]) -> Shares:
 
 
 def _accumulator_bytes(output: Accumulated) -> float:
-    aval = output.target.aval
-    return float(getattr(aval, "size", 0)) * np.dtype(output.dtype).itemsize
+    target = output.target.aval
+    try:
+        item_bytes = np.dtype(output.dtype).itemsize
+    except TypeError:  # an extended dtype: PRNG keys
+        return aval_bytes(target)
+    return float(getattr(target, "size", 0)) * item_bytes
 
 
 def _summands(

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import jax
 
+from hetpass.analysis.operation_graph import operation_graphs
 from hetpass.analysis.summarize import summarize
 from hetpass.backend.compile import CompiledStep, compile
 from hetpass.cost.analytic import ASSUMED
@@ -37,6 +38,12 @@ from hetpass.ir.verify import verify
 from hetpass.planner.baselines import BASELINES, baseline
 from hetpass.planner.evaluate import evaluate
 from hetpass.planner.explain import explain
+from hetpass.planner.intra_op.assigned_plan import with_assignments
+from hetpass.planner.intra_op.stage_tables import (
+    IntraOpOptions,
+    LayerGraphs,
+    intra_op_tables,
+)
 from hetpass.planner.judge import AUTO, FAMILY
 from hetpass.planner.plan_tables import lane_limits_bytes, plan_costs
 from hetpass.planner.schedule_choice import (
@@ -46,7 +53,13 @@ from hetpass.planner.schedule_choice import (
     plan_schedule,
     uncounted,
 )
-from hetpass.planner.search import SearchOptions, SearchResult, microbatch_numbers, search
+from hetpass.planner.search import (
+    Progress,
+    SearchOptions,
+    SearchResult,
+    microbatch_numbers,
+    search,
+)
 from hetpass.schedules.make import schedule_names
 from hetpass.simulator import simulate
 from hetpass.simulator.bounds import lower_bound_s
@@ -123,12 +136,14 @@ class Wanted:
       schedule: a name, or "auto".
       split: how the step may be split.
       planner: the name of a baseline; None: our own search.
+      sharding: inside a stage, by the names of mesh "axes", or "solved" for every operation.
     """
 
     num_microbatches: int | Literal["auto"] = "auto"
     schedule: str = AUTO
     split: SplitOptions = field(default_factory=SplitOptions)
     planner: str | None = None
+    sharding: Literal["axes", "solved"] = "axes"
 
 
 @dataclass(frozen=True)
@@ -153,11 +168,14 @@ class Passes:
       observer: is told after every pass.
       verifying: every program-level value is verified (a few percent of the time of tracing).
       profile: measured seconds of layers; None: none.
+      progress: told while plans are searched: a number of microbatches, the best step so far in
+        seconds.
     """
 
     observer: Observer | None = None
     verifying: bool = True
     profile: DeviceProfile | None = None
+    progress: Progress | None = None
 
     def trace(
         self,
@@ -232,7 +250,9 @@ class Passes:
             except SplitError:
                 numbers = tuple(m for m in numbers if m != count)
                 continue
-            if chosen.facts.fingerprint != first.facts.fingerprint:
+            if wanted.sharding == "solved":
+                found, result = self._solved(chosen, cluster, wanted, count)
+            elif chosen.facts.fingerprint != first.facts.fingerprint:
                 found, result = self._search(chosen, cluster, wanted, (count,))
             plan = replace(found, fingerprint=chosen.facts.fingerprint)
             return Decided(replace(chosen, notes=first.notes), plan, result)
@@ -247,8 +267,27 @@ class Passes:
             if other.evaluation is None:
                 raise _baseline_fits_nothing(name)
             return replace(other.evaluation.plan, schedule=wanted.schedule), None
-        result = self._run("plan", lambda: search(step.facts, cluster, options))
+        result = self._run(
+            "plan", lambda: search(step.facts, cluster, options, progress=self.progress)
+        )
         return _open(result.plan, wanted, step.layered), result
+
+    def _solved(
+        self, step: Summarized, cluster: Cluster, wanted: Wanted, count: int
+    ) -> tuple[Plan, SearchResult]:
+        """Stages by the costs of solved shardings, and the shardings that they came from."""
+        layered = step.layered
+        graphs = self._run("graphs", lambda: operation_graphs(layered))
+        layers = LayerGraphs(graphs, layered.layer_kinds)
+        options = IntraOpOptions(assumed=ASSUMED)
+        solved = self._run(
+            "shard", lambda: intra_op_tables(layers, step.facts, cluster, count, options)
+        )
+        wish = search_options(wanted, (count,))
+        result = self._run(
+            "plan", lambda: search(step.facts, cluster, wish, lambda _: solved.costs)
+        )
+        return with_assignments(_open(result.plan, wanted, layered), solved), result
 
     def schedule(self, step: Summarized, plan: Plan, cluster: Cluster) -> ScheduleChoice:
         """Decides what the plan leaves open about its schedule; the plan then says it."""

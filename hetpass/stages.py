@@ -39,11 +39,17 @@ from hetpass.pipeline import (
 from hetpass.planner.baselines import BASELINES
 from hetpass.planner.evaluate import Evaluation, evaluate
 from hetpass.planner.schedule_choice import OPEN_NAMES
-from hetpass.planner.search import SearchResult
+from hetpass.planner.search import Progress, SearchResult
 from hetpass.remote_step import Call, RemoteLeader, compile_remote
 from hetpass.runtime.distributed.driver import DistributedRuntime
 from hetpass.runtime.distributed.workers import Workers
 from hetpass.runtime.local import LocalRuntime, Record
+
+_CHOICES = {
+    "batch_statistics": ("exact", "per_microbatch"),
+    "routing": ("exact", "per_microbatch"),
+    "sharding": ("axes", "solved"),
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,11 @@ class Options:
       observer: called with a `hetpass.pipeline.PassRecord` after every pass.
       profile: what was measured of the step's layers (`hetpass profile`); it goes before what
         FLOPs and peak rates say.
+      progress: called while plans are searched, with a number of microbatches that is done and the
+        best step so far in seconds.
+      sharding: inside a stage. "axes": examples along the mesh axis `data`, parameters along
+        `model`, the rest by the compiler. "solved": every operation of every layer by an integer
+        program with the group's own costs, and pinned; takes seconds to minutes of planning.
     """
 
     batch_axes: Mapping[str, int | None] = field(default_factory=dict)
@@ -73,16 +84,18 @@ class Options:
     verify: bool = True
     observer: Observer | None = None
     profile: DeviceProfile | None = None
+    progress: Progress | None = None
+    sharding: Literal["axes", "solved"] = "axes"
 
     def __post_init__(self) -> None:
-        for name in ("batch_statistics", "routing"):
+        for name, legal in _CHOICES.items():
             value = getattr(self, name)
-            if value not in ("exact", "per_microbatch"):
+            if value not in legal:
                 raise TraceError(
                     "HP-TRACE-OPTION",
                     f"{name} is {value!r}",
                     where=f"Options.{name}",
-                    ways_out=['"exact"', '"per_microbatch"'],
+                    ways_out=[f'"{choice}"' for choice in legal],
                 )
 
     @property
@@ -105,7 +118,9 @@ class Settings:
 
     @property
     def passes(self) -> Passes:
-        return Passes(self.options.observer, self.options.verify, self.options.profile)
+        return Passes(
+            self.options.observer, self.options.verify, self.options.profile, self.options.progress
+        )
 
     def devices(self) -> Sequence[jax.Device]:
         return self.options.devices if self.options.devices is not None else jax.devices()
@@ -162,6 +177,8 @@ class Traced:
         found = settings.passes.plan(self.program, self.cluster, wanted, self._known)
         if found.search is None or wanted.schedule not in OPEN_NAMES or not found.has_backward:
             return self._scheduled(found.step, found.plan, found.search)
+        if any(stage.assignments for stage in found.plan.pipelines[0].stages):
+            return Planned(self, found.step, found.plan, found.step.notes, found.search)
         choice = settings.passes.rescheduled(found.step, found.plan, self.cluster)
         notes = (*found.step.notes, *choice.notes)
         return Planned(self, found.step, choice.plan, notes, found.search)
@@ -217,6 +234,7 @@ class Traced:
             schedule or settings.schedule,
             settings.options.split,
             plan if isinstance(plan, str) and plan in BASELINES else None,
+            settings.options.sharding,
         )
 
     def __str__(self) -> str:

@@ -110,7 +110,7 @@ def _matrix_rate(device: Any, dtype: str, edge: int) -> float:
 
 
 def _memory_bandwidth(device: Any, size_bytes: int) -> float:
-    """Of reading an array and writing it again, in place: a new one would be paid for page by page."""
+    """Of reading an array and writing it in place: a new one would be paid for page by page."""
     x = _on(device, lambda: jnp.ones(size_bytes // 4, jnp.float32))
     scaled = jax.jit(lambda x: x * 0.999, donate_argnums=0)
     seconds = []

@@ -58,8 +58,17 @@ def plan(arguments: Namespace, terminal: Terminal) -> Answer:
     with terminal.working("importing jax"):
         import jax  # noqa: F401  (its time is not the tracer's)
     target = load_target(arguments)
+
+    def searching(count: int, best_s: float) -> None:
+        terminal.progress(f"searching: M = {count} done, best step so far {best_s:.4g} s")
+
     step = stepped(
-        target, cluster, arguments, lambda r: terminal.progress(f"{r.name} done"), profile
+        target,
+        cluster,
+        arguments,
+        lambda record: terminal.progress(f"{record.name} done"),
+        profile,
+        searching,
     )
     with terminal.working("tracing"):
         traced = step.trace(*target.arguments)

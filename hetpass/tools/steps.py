@@ -37,6 +37,7 @@ def stepped(
     arguments: Namespace,
     observer: Callable[[Any], None] | None = None,
     profile: DeviceProfile | None = None,
+    progress: Callable[[int, float], None] | None = None,
 ) -> HetParallelized:
     """The step under `het_parallelize`; a decorator's settings hold where the line says nothing."""
     from hetpass.api import HetParallelized, het_parallelize
@@ -55,6 +56,7 @@ def stepped(
         settings.options,
         observer=observer or settings.options.observer,
         profile=profile or settings.options.profile,
+        progress=progress or settings.options.progress,
     )
     if arguments.per_microbatch:
         options = replace(options, batch_statistics="per_microbatch", routing="per_microbatch")

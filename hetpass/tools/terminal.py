@@ -7,6 +7,7 @@ pipe or a file nothing but the answer is written.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -138,4 +139,8 @@ def _rich_table(rich: Any, table: Table, out: TextIO) -> None:
         drawn.add_column(Text(name), justify="right" if table.right_aligned(column) else "left")
     for row in table.rows:
         drawn.add_row(*(Text(cell) for cell in row))
-    rich.console.Console(file=out, highlight=False).print(drawn)
+    # A terminal wraps long lines more readably than rich squeezes columns.
+    rows = (table.head, *table.rows)
+    needed = sum(3 + max(len(row[i]) for row in rows) for i in range(len(table.head)))
+    width = max(shutil.get_terminal_size().columns, needed)
+    rich.console.Console(file=out, highlight=False, width=width).print(drawn)

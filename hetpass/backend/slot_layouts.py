@@ -188,7 +188,7 @@ def _follow_state(staged: Staged, found: _Layouts, axes: Mapping[int, Mapping[st
         if transfer.source in names and transfer.target in names:
             groups.join(names[transfer.source], names[transfer.target])
     seeds: dict[tuple[int, Var], tuple[Var, Layout]] = {}
-    for index, layout in found.rest.items():
+    for index, layout in sorted(found.rest.items()):
         if index in names:
             var = names[index]
             seeds.setdefault((staged.slots[index].stage, groups.root(var)), (var, layout))

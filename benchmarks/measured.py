@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -57,6 +58,7 @@ def network() -> MeasuredNetwork:
     return MeasuredNetwork.read(DATA / "network.json")
 
 
+@cache
 def profile(model: str) -> ModelProfile:
     """A model's profile, without measurements that larger microbatches contradict."""
     return ModelProfile.read(DATA, model).settled()

@@ -1,99 +1,130 @@
-"""What a choice makes of an operation's operands and results, and its seconds. No JAX."""
+"""Seconds of operations from what they compute and move, by efficiency curves. No JAX.
+
+A device reaches a share of its peak figures that depends on the sort of operation and on its size:
+
+    seconds = overhead + larger of (FLOPs / (rate · share), bytes / (bandwidth · share))
+    share   = best · size / (size + half)
+
+`best` is the share that large operations reach, `half` the size at which half of that is reached:
+FLOPs for rates, bytes for bandwidths. The curves are of a sort of operation, whatever the device
+and the program; `cost.fit_efficiency` finds them from measured seconds.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from hetpass.cost.analytic import Assumptions, peak_rate
-from hetpass.cost.layouts import ways, whole
 from hetpass.ir.devices import DeviceKind
-from hetpass.ir.operation_graph import Layout, Mesh, Operation, OperationChoice, Value
 
-KERNEL_S = 2e-6
-"""Launch of one kernel, assumed for all kinds; measured seconds know better."""
+SORTS = ("product", "batched product", "batched product, backward", "memory")
+"""Matrix products with parameters; products of activations for each head, and those of their
+gradients, which read one operand across; all that computes little for what it moves."""
 
 
-def wanted_layouts(
-    operation: Operation, values: Sequence[Value], choice: OperationChoice
-) -> tuple[Layout, ...]:
-    """What every operand must look like: a dimension is cut by the axes of its factors."""
-    if operation.rule is None:
-        return tuple(whole(len(values[v].shape)) for v in operation.operands)
-    return tuple(
-        Layout(_cuts(factors, choice), choice.partial) for factors in operation.rule.operands
+@dataclass(frozen=True)
+class Operation:
+    """A kernel, or several alike.
+
+    Attributes:
+      sort: one of `SORTS`.
+      flops: of one.
+      size_bytes: that one reads and writes.
+      count: how many.
+    """
+
+    sort: str
+    flops: float
+    size_bytes: float
+    count: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.sort not in SORTS:
+            raise ValueError(f"{self.sort!r} is no sort of operation: {', '.join(SORTS)}")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The share of a peak figure by size: best · size / (size + half)."""
+
+    best: float
+    half: float
+
+    def share(self, size: float) -> float:
+        """Of an operation of this size, above zero."""
+        return self.best * size / (size + self.half)
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What operations reach.
+
+    Attributes:
+      rate: per sort of product, of the peak rate, by FLOPs.
+      bandwidth: per sort, of the memory bandwidth, by bytes.
+      overhead_s: of each kernel.
+      sums: sums of activations over devices take so many times what their bytes take on the link.
+      message_s: that each further device adds to such a sum.
+    """
+
+    rate: Mapping[str, Curve] = field(hash=False)
+    bandwidth: Mapping[str, Curve] = field(hash=False)
+    overhead_s: float
+    sums: float
+    message_s: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", MappingProxyType(dict(self.rate)))
+        object.__setattr__(self, "bandwidth", MappingProxyType(dict(self.bandwidth)))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a device does for a layer, in one direction.
+
+    Attributes:
+      operations: one after another.
+      sum_s: what sums of activations take on the link, by their bytes alone.
+      messages: devices beyond the first, over all sums.
+    """
+
+    operations: tuple[Operation, ...]
+    sum_s: float = 0.0
+    messages: int = 0
+
+
+def product_rate(kind: DeviceKind, dtype: str) -> float:
+    """FLOP/s of products in a format; 0 where the kind lacks it.
+
+    "tf32" on a kind without it means float32, which JAX and others compute then.
+    """
+    known = kind.peak_flops
+    return (
+        known.get("tf32", known.get("float32", 0.0)) if dtype == "tf32" else known.get(dtype, 0.0)
     )
 
 
-def natural_layouts(
-    operation: Operation, values: Sequence[Value], choice: OperationChoice
-) -> tuple[Layout, ...]:
-    """How every result comes out before it is pinned: partial along the axes of its reductions."""
-    rule = operation.rule
-    if rule is None:
-        return tuple(whole(len(values[v].shape)) for v in operation.results)
-    found = []
-    for dims in rule.results:
-        there = {factor for dim in dims for factor in dim}
-        summed = {
-            axis
-            for factor in rule.reduction
-            if factor not in there
-            for axis in choice.factors[factor]
-        }
-        found.append(Layout(_cuts(dims, choice), choice.partial | summed))
-    return tuple(found)
-
-
-def _cuts(
-    dims: tuple[tuple[int, ...], ...], choice: OperationChoice
-) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(axis for factor in dim for axis in choice.factors[factor]) for dim in dims)
-
-
 def operation_s(
-    operation: Operation,
-    compute_ways: int,
-    touched: float,
-    kind: DeviceKind,
-    assumed: Assumptions = Assumptions(),
+    operation: Operation, kind: DeviceKind, efficiency: Efficiency, dtype: str
 ) -> float:
-    """Seconds of one run of an operation on each of the devices that share it (a roofline).
-
-    Args:
-      compute_ways: into how many parts its arithmetic is cut.
-      touched: which share of the bytes of its operands and results one device has.
-
-    Returns:
-      Infinity where the kind lacks the number format.
-    """
-    if not operation.flops and not operation.traffic_bytes:
-        return 0.0
-    rate = peak_rate(kind, operation.dtype) * assumed.flops
-    if operation.flops and not rate:
-        return math.inf
-    arithmetic = operation.flops / compute_ways / rate if operation.flops else 0.0
-    traffic = operation.traffic_bytes * touched / (kind.memory_bandwidth * assumed.bandwidth)
-    return max(arithmetic, traffic) + KERNEL_S
+    """Seconds of an operation on one device; infinite where the kind lacks the number format."""
+    moved = operation.size_bytes
+    curve = efficiency.bandwidth[operation.sort]
+    seconds = moved / (kind.memory_bandwidth * curve.share(moved)) if moved else 0.0
+    if operation.flops:
+        rate = product_rate(kind, dtype)
+        rate *= efficiency.rate[operation.sort].share(operation.flops)
+        seconds = max(seconds, operation.flops / rate if rate else math.inf)
+    return operation.count * (seconds + efficiency.overhead_s)
 
 
-def compute_ways(choice: OperationChoice, mesh: Mesh) -> int:
-    """Into how many parts a choice cuts the arithmetic; on all other axes it is repeated."""
-    sizes = dict(mesh)
-    return prod(sizes[axis] for axes in choice.factors for axis in axes)
-
-
-def touched_share(
-    operation: Operation,
-    values: Sequence[Value],
-    layouts: tuple[Sequence[Layout], Sequence[Layout]],
-    mesh: Mesh,
-) -> float:
-    """Bytes of operands and results (in these layouts) on one device, as a share of all of them."""
-    whole_bytes = held_bytes = 0.0
-    for numbers, chosen in zip((operation.operands, operation.results), layouts, strict=True):
-        for v, layout in zip(numbers, chosen, strict=True):
-            whole_bytes += values[v].size_bytes
-            held_bytes += values[v].size_bytes / ways(layout, mesh)
-    return held_bytes / whole_bytes if whole_bytes else 1.0
+def work_s(work: Work, kind: DeviceKind, efficiency: Efficiency, dtype: str) -> float:
+    """Seconds of a layer in one direction."""
+    operations: Sequence[Operation] = work.operations
+    return (
+        math.fsum(operation_s(o, kind, efficiency, dtype) for o in operations)
+        + efficiency.sums * work.sum_s
+        + efficiency.message_s * work.messages
+    )

@@ -158,7 +158,7 @@ class ModelProfile:
             self.model,
             {
                 kind: {
-                    (b, w): _least([times[c, w] for c, v in times if v == w and c >= b])
+                    (b, w): _least([times[c, v] for c, v in times if v == w and c >= b])
                     for b, w in times
                 }
                 for kind, times in self.seconds.items()

@@ -74,6 +74,13 @@ def columns(market: Market, examples: int, most_stages: int) -> list[Column]:
     return list(found.values())
 
 
+def column_of(market: Market, examples: int, segments: Sequence[Segment]) -> Column | None:
+    """The column of these segments; None where it does not fit."""
+    maker = _Maker(market, examples)
+    known = all((part.group, part.ways) in maker.rows for part in segments)
+    return maker.column(segments) if known else None
+
+
 @dataclass(frozen=True, eq=False)
 class _Row:
     """Running sums over the layers of one row."""

@@ -98,6 +98,44 @@ def mix(market: Market, options: MixOptions = MixOptions()) -> MixResult:
         most = min(2 * most, market.costs.num_layers)
 
 
+def robust_mix(markets: Sequence[Market], options: MixOptions = MixOptions()) -> MixResult:
+    """The plan that does best under several markets alike, such as with and without overlap of
+    transfers and compute: of what is found for each, the smallest geometric mean of steps.
+
+    The markets differ in costs, network or overlap, not in cluster or batch. The price, and the
+    plan's predictions, are the first market's.
+
+    Raises:
+      PlanError: HP-PLAN-MEMORY: no pipeline fits.
+    """
+    found = [mix(market, options) for market in markets]
+    plans = {
+        _uncounted(plan): None
+        for result in found
+        for plan in (result.plan, *(other for other, _ in result.rejected))
+    }
+    pricers = [Pricer(market) for market in markets]
+    judged = [(plan, [pricer.price(plan) for pricer in pricers]) for plan in plans]
+    judged = [pair for pair in judged if not any(p.violations for p in pair[1])]
+    judged.sort(key=lambda pair: math.prod(p.step_s for p in pair[1]))
+    plan, prices = judged[0]
+    return MixResult(
+        _predicted(plan, prices[0]),
+        prices[0],
+        tuple((other, p[0].step_s) for other, p in judged[1:]),
+        sum(result.columns for result in found),
+    )
+
+
+def _uncounted(plan: Plan) -> Plan:
+    """Without in-flight counts, which every market chooses anew, and without predictions."""
+    pipelines = tuple(
+        replace(p, stages=tuple(replace(stage, in_flight=None) for stage in p.stages))
+        for p in plan.pipelines
+    )
+    return replace(plan, pipelines=pipelines, predictions={})
+
+
 def _mix(market: Market, options: MixOptions) -> MixResult | None:
     made = 0
     mixtures: list[_Mixture] = []
@@ -173,7 +211,8 @@ def _mixtures(
     for i, j in itertools.product(range(len(kept)), repeat=2):
         most = int(min(d // u for d, u in zip(devices, use[i], strict=True) if u))
         if i == j:
-            rows.append((i, most, j, 0))
+            even = [n for n in range(1, most) if microbatches % n == 0]
+            rows += [(i, n, j, 0) for n in (*even, most)]
             continue
         counts = np.arange(1, most + 1)
         left = devices[None, :] - counts[:, None] * use[i][None, :]
@@ -186,24 +225,35 @@ def _mixtures(
     step_s = _ends_s(kept, table, microbatches) + np.where(
         several > 0, np.maximum(sync_s[one, other], sync_s[other, one]), sync_s[one, one]
     )
-    best = np.argsort(step_s, kind="stable")
-    result: list[_Mixture] = []
-    sorts: dict[tuple[int, int], int] = {}
-    for row in best:
+    order = [int(row) for row in np.argsort(step_s, kind="stable")]
+    alone = [row for row in order if not table[row, 3]]
+    chosen = dict.fromkeys(_first(table, order, options.judged))
+    chosen.update(dict.fromkeys(_first(table, alone, options.judged // 2)))
+    result = []
+    for row in chosen:
         i, n, j, o = (int(x) for x in table[row])
-        pair = (min(i, j), max(i, j))
-        sorts[pair] = sorts.get(pair, 0) + 1
-        if sorts[pair] > 2:
-            continue
         parts = ((kept[i], n), (kept[j], o)) if o else ((kept[i], n),)
         result.append(_Mixture(parts, examples, float(step_s[row])))
-        if len(result) == options.judged:
+    return result
+
+
+def _first(table: Counts, order: Sequence[int], count: int) -> list[int]:
+    """The first rows, at most two of one pair of sorts."""
+    result: list[int] = []
+    seen: dict[frozenset[int], int] = {}
+    for row in order:
+        pair = frozenset((int(table[row, 0]), int(table[row, 2])))
+        seen[pair] = seen.get(pair, 0) + 1
+        if seen[pair] <= 2:
+            result.append(row)
+        if len(result) == count:
             break
     return result
 
 
 def _promising(market: Market, examples: int, found: Sequence[Column], count: int) -> list[Column]:
-    """The columns that give most for what they take, at some worth of each group.
+    """The columns that do best alone, and those that give most for what they take, at some worth of
+    each group.
 
     The first microbatch and the sum of gradients are counted over the share of the batch that such
     columns alone would have.
@@ -214,7 +264,10 @@ def _promising(market: Market, examples: int, found: Sequence[Column], count: in
     first = np.array([column.first_s for column in found])
     sync = SyncEstimate(market, found).alone_s()
     microbatches = market.batch_size / examples
-    kept: dict[int, None] = {}
+    with np.errstate(divide="ignore"):
+        copies = np.where(use > 0, devices // np.maximum(use, 1), np.inf).min(axis=1)
+    alone = first + (np.ceil(microbatches / copies) - 1) * period + sync
+    kept = {int(index): None for index in np.argsort(alone, kind="stable")[:count]}
     for worth in itertools.product(_WORTHS, repeat=len(devices)):
         if max(worth) < 1.0 or (len(devices) > 3 and len(set(worth)) > 2):
             continue

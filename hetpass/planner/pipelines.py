@@ -390,27 +390,41 @@ class _Pricing:
 
     def _sync_s(self) -> float:
         """The busiest row, or the busiest host."""
-        holders = self._holders()
-        size_bytes: dict[_Holders, float] = {}
-        for key, size in holders:
-            size_bytes[key] = size_bytes.get(key, 0.0) + size
-        rings = {key: self._ring(key, size) for key, size in size_bytes.items()}
-        longest_s = 0.0
-        for stage, replica in self._placed():
-            keys = {holders[i][0] for i in range(stage.first_layer, stage.last_layer + 1)}
-            for host in self._hosts(replica):
-                own_s = [
-                    rings[key].row_s + self._gather_s(host, dict(key)[host].copies, size_bytes[key])
-                    for key in sorted(keys)
-                ]
-                longest_s = max(longest_s, math.fsum(own_s))
+        rings, ring_of = self._rings()
+        seconds = [self._ring(holders, size) for holders, size in rings]
+        copies = [{host: held.copies for host, held in holders} for holders, _ in rings]
+        rows = {
+            (host, tuple(sorted(set(ring_of[stage.first_layer : stage.last_layer + 1]))))
+            for stage, replica in self._placed()
+            for host in self._hosts(replica)
+        }
+        longest_s = max(
+            math.fsum(
+                seconds[ring].row_s + self._gather_s(host, copies[ring][host], rings[ring][1])
+                for ring in own
+            )
+            for host, own in sorted(rows)
+        )
         host_s: dict[Host, float] = {}
-        for key, ring in rings.items():
-            for host, _ in key:
+        for (holders, _), ring in zip(rings, seconds, strict=True):
+            for host, _ in holders:
                 host_s[host] = host_s.get(host, 0.0) + ring.host_s
-        crosses = any(ring.row_s > 0 for ring in rings.values())
+        crosses = any(ring.row_s > 0 for ring in seconds)
         overhead_s = self.market.sync_overhead_s if crosses else 0.0
         return max(longest_s, *host_s.values()) + overhead_s
+
+    def _rings(self) -> tuple[list[tuple[_Holders, float]], list[int]]:
+        """Sets of hosts with the bytes of the layers that they hold; per layer, which set."""
+        places: dict[_Holders, int] = {}
+        sizes: list[float] = []
+        ring_of = []
+        for key, size in self._holders():
+            ring = places.setdefault(key, len(places))
+            if ring == len(sizes):
+                sizes.append(0.0)
+            sizes[ring] += size
+            ring_of.append(ring)
+        return list(zip(places, sizes, strict=True)), ring_of
 
     def _holders(self) -> list[tuple[_Holders, float]]:
         """Per layer, the hosts that hold it, and the bytes of its whole gradient."""

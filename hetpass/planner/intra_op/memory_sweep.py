@@ -7,37 +7,58 @@ the integer program with the limit as a row, where the gap is worth it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hetpass.planner.intra_op.answers import Answer, answer_of, cheapest
 from hetpass.planner.intra_op.linear_program import Effort, Limit, Solved, solved
+from hetpass.planner.intra_op.pbqp import Choices, Problem
 from hetpass.planner.intra_op.program import Program
+
+_NEAR = 1e-3
+"""Corners of the hull whose memory differs by less are not told apart."""
 
 
 def fastest_within(made: Program, memory_bytes: float, effort: Effort = Effort()) -> Answer | None:
-    """The fastest assignment whose memory is within a limit.
+    """The fastest assignment whose memory is within a limit; None if there is none.
 
     A price on memory is raised until the limit is kept (a Lagrangian relaxation, which also bounds
-    what any assignment within the limit can reach). Where a gap is left, the integer program with
-    the limit as a row goes on from there, on small problems to the end.
+    what any assignment within the limit can reach). Where a gap is left, an integer program mixes
+    the choices of all assignments that were found, and then, on small problems, all choices.
     """
     sweep = _Sweep(made, effort)
     best, bound = sweep.within(memory_bytes)
-    least = sweep.least_memory()
-    if least is None or least.memory > memory_bytes:
-        return None
-    gap = (best.seconds - bound) / best.seconds if best is not None and best.seconds else np.inf
-    if gap > effort.limit_gap and _variables(made) <= effort.most_variables:
-        refined = solved(made.seconds, Limit(made.memory, memory_bytes * (1 - 1e-9)), effort)
-        bound = max(bound, refined.bound)
-        if refined.choices is not None:
-            point = _Point.of(made, refined.choices)
-            best = point if best is None or point.seconds < best.seconds else best
     if best is None:
         return None
+    points = [found[0] for found in sweep.known.values() if found is not None]
+    mixed = tuple(
+        np.array(sorted({point.choices[node] for point in (*points, best)}))
+        for node in range(len(made.nodes))
+    )
+    everything = tuple(np.arange(len(costs)) for costs in made.seconds.nodes)
+    for allowed in (mixed, everything):
+        within = _only(made.seconds, allowed)
+        if best.seconds - bound <= effort.limit_gap * best.seconds:
+            break
+        if _variables(within) > effort.most_variables:
+            continue
+        limit = Limit(_only(made.memory, allowed), memory_bytes * (1 - 1e-9))
+        found = solved(within, limit, effort)
+        if allowed is everything:
+            bound = max(bound, found.bound)
+        if found.choices is not None:
+            choices = tuple(int(a[c]) for a, c in zip(allowed, found.choices, strict=True))
+            best = min(best, _Point.of(made, choices), key=lambda point: point.seconds)
     return answer_of(made, Solved(best.choices, bound, 0, "optimal"))
+
+
+def _only(problem: Problem, allowed: Sequence[Choices]) -> Problem:
+    """The problem with some of the choices of each node."""
+    nodes = tuple(costs[own] for costs, own in zip(problem.nodes, allowed, strict=True))
+    edges = {(i, j): e[np.ix_(allowed[i], allowed[j])] for (i, j), e in problem.edges.items()}
+    return Problem(nodes, edges)
 
 
 def pareto(made: Program, effort: Effort = Effort()) -> tuple[Answer, ...]:
@@ -82,8 +103,13 @@ class _Sweep:
             )
         return self.known[price]
 
-    def least_memory(self) -> _Point | None:
-        """The assignment of the least memory; of several nearly the fastest."""
+    def leanest(self) -> _Point | None:
+        """The assignment of the least memory, however slow."""
+        found = cheapest(self.made.memory, self.effort)
+        return None if found.choices is None else _Point.of(self.made, found.choices)
+
+    def lean(self) -> _Point | None:
+        """An assignment of nearly the least memory, as fast as that allows."""
         free = self.at(0.0)
         if free is None:
             return None
@@ -93,13 +119,15 @@ class _Sweep:
 
     def within(self, limit: float) -> tuple[_Point | None, float]:
         """The best point found within a limit, and the best bound on any."""
-        fast, small = self.at(0.0), self.least_memory()
+        fast, small = self.at(0.0), self.lean()
         if fast is None or small is None:
             return None, np.inf
         bound = fast[1]
         if fast[0].memory <= limit:
             return fast[0], bound
         if small.memory > limit:
+            small = self.leanest()
+        if small is None or small.memory > limit:
             return None, np.inf
         over, under = fast[0], small
         for _ in range(self.effort.prices):
@@ -120,14 +148,16 @@ class _Sweep:
 
     def hull(self) -> list[_Point]:
         """Corners of the lower convex hull, fastest first."""
-        fast, small = self.at(0.0), self.least_memory()
+        fast, small = self.at(0.0), self.lean()
         if fast is None or small is None:
             return []
         return [fast[0], *self.between(fast[0], small, self.effort.prices)]
 
     def between(self, fast: _Point, small: _Point, depth: int) -> list[_Point]:
-        if depth == 0 or small.memory >= fast.memory * (1 - 1e-9):
-            return [small] if small.memory < fast.memory else []
+        if small.memory >= fast.memory * (1 - 1e-9):
+            return []
+        if depth == 0 or small.memory >= fast.memory * (1 - _NEAR):
+            return [small]
         price = (small.seconds - fast.seconds) / (fast.memory - small.memory)
         found = self.at(max(price, 0.0))
         if found is None:
@@ -139,7 +169,5 @@ class _Sweep:
         return [*self.between(fast, point, depth - 1), *self.between(point, small, depth - 1)]
 
 
-def _variables(made: Program) -> int:
-    return sum(len(n) for n in made.seconds.nodes) + sum(
-        e.size for e in made.seconds.edges.values()
-    )
+def _variables(problem: Problem) -> int:
+    return sum(len(n) for n in problem.nodes) + sum(e.size for e in problem.edges.values())

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import jax
 from jax._src import source_info_util as _source_info_util  # private in 0.10 to 0.12
 from jax._src.linear_util import DebugInfo as _DebugInfo  # private; a Jaxpr without one warns
+from jax._src.tree_util import equality_errors_pytreedef  # private in 0.10 to 0.12
 from jax.core import ShapedArray
 from jax.extend.core import (  # there since 0.4.36
     ClosedJaxpr,

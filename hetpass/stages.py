@@ -44,6 +44,7 @@ from hetpass.remote_step import Call, RemoteLeader, compile_remote
 from hetpass.runtime.distributed.driver import DistributedRuntime
 from hetpass.runtime.distributed.workers import Workers
 from hetpass.runtime.local import LocalRuntime, Record
+from hetpass.tree_difference import tree_difference
 
 _CHOICES = {
     "batch_statistics": ("exact", "per_microbatch"),
@@ -468,7 +469,7 @@ def _check_state(program: ir.Traced, leaves: Sequence[ir.InputLeaf], state: Any)
         raise ExecutionError(
             "HP-RUN-INIT",
             "the function that creates the state returns another structure than was traced",
-            details=[f"traced:  {traced}"[:400], f"created: {made}"[:400]],
+            details=tree_difference(traced, made, ("traced", "created")),
             ways_out=["return what the step takes as its first argument"],
         )
     for leaf, shape in zip(leaves, jax.tree.leaves(state), strict=True):
@@ -489,7 +490,7 @@ def _other_structure(program: ir.Traced, tree: Any) -> ExecutionError:
     return ExecutionError(
         "HP-RUN-STRUCTURE",
         f"the arguments of {program.name} are of another structure than it was compiled for",
-        details=[f"compiled for: {program.in_tree}"[:400], f"called with:  {tree}"[:400]],
+        details=tree_difference(program.in_tree, tree, ("compiled for", "called with")),
         ways_out=[
             "call the decorated function itself: it compiles once for every structure and shape",
             "trace and compile again with these arguments",

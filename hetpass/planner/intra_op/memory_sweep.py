@@ -103,19 +103,18 @@ class _Sweep:
             )
         return self.known[price]
 
-    def leanest(self) -> _Point | None:
-        """The assignment of the least memory, however slow."""
-        found = cheapest(self.made.memory, self.effort)
-        return None if found.choices is None else _Point.of(self.made, found.choices)
-
     def lean(self) -> _Point | None:
-        """An assignment of nearly the least memory, as fast as that allows."""
-        free = self.at(0.0)
-        if free is None:
+        """An assignment of the least memory, as fast as that allows."""
+        free, found = self.at(0.0), cheapest(self.made.memory, self.effort)
+        if free is None or found.choices is None:
             return None
-        price = 1e3 * max(free[0].seconds, 1e-9) / max(free[0].memory, 1.0)
-        found = self.at(price)
-        return None if found is None else found[0]
+        leanest = _Point.of(self.made, found.choices)
+        rate = max(free[0].seconds, 1e-9) / max(free[0].memory, 1.0)
+        for price in (1e3 * rate, 1e6 * rate):
+            point = self.at(price)
+            if point is not None and point[0].memory <= leanest.memory * (1 + 1e-9):
+                return point[0]
+        return leanest
 
     def within(self, limit: float) -> tuple[_Point | None, float]:
         """The best point found within a limit, and the best bound on any."""
@@ -126,8 +125,6 @@ class _Sweep:
         if fast[0].memory <= limit:
             return fast[0], bound
         if small.memory > limit:
-            small = self.leanest()
-        if small is None or small.memory > limit:
             return None, np.inf
         over, under = fast[0], small
         for _ in range(self.effort.prices):

@@ -70,8 +70,10 @@ def test_under_memory_limits_the_gap_is_true_and_small():
             assert best * (1 - 1e-7) - 1e-11 <= answer.seconds
             assert answer.seconds <= best * (1 + Effort().limit_gap) + 1e-11
             limits += 1
-        if memories[0]:
-            assert solve(graph, setting, 0.99 * memories[0]) is None
+        least = brute_force(made.memory)
+        assert memories[0] == pytest.approx(least)
+        if least:
+            assert solve(graph, setting, 0.99 * least) is None
     assert limits >= 60
 
 

@@ -8,53 +8,31 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
-import re
 import secrets
-import signal
-import socket
 import sys
 import threading
 import time
-import traceback
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
-
-import jax
 
 from hetpass.backend.emulate import Emulation
 from hetpass.errors import ExecutionError, HetpassError
-from hetpass.ir.cluster import Cluster, DeviceGroup
-from hetpass.ir.cluster_ray import accelerator_of_kind
+from hetpass.ir.cluster import Cluster
 from hetpass.runtime.distributed.crew import have_ended, seats_of
-from hetpass.runtime.distributed.worker import Seat
-from hetpass.runtime.distributed.workers import WorkerOptions
-from hetpass.runtime.transport.message import Message, Slowness
-from hetpass.runtime.transport.ray_store import PARCELS
-from hetpass.runtime.watchdog import Status, Watch
-
-_CONFIG = (
-    "jax_enable_x64",
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_default_matmul_precision",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
+from hetpass.runtime.distributed.ray_engine import actor_options, connected, end_process
+from hetpass.runtime.distributed.worker_process import (
+    Failed,
+    Host,
+    WorkerProcess,
+    WorkerStart,
+    shared_settings,
 )
-"""What the driver's JAX must have in common with the workers', for equal programs."""
+from hetpass.runtime.distributed.workers import WorkerOptions
+from hetpass.runtime.transport.ray_store import PARCELS
+from hetpass.runtime.watchdog import Watch
 
-_MALLOC = {
-    # Large buffers come and go with every microbatch: without these, each is mapped and zeroed
-    # anew, 40 to 110 ms for 64 MB.
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 31),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
-    "MALLOC_TOP_PAD_": str(1 << 26),
-}
 _TELLING = ("compile", "create", "run")
 """Methods whose failures stand behind other failures; their answers are small."""
 
@@ -63,96 +41,7 @@ WATCH = "watch"
 
 _CAUSE_S = 3.0
 """How long a lost connection may be explained by a process that died."""
-_GRACE_S = 0.5
-"""What a worker is given to end by itself."""
 _START_S = 180.0
-
-
-@dataclass(frozen=True)
-class WorkerStart:
-    """What a process is told when it starts."""
-
-    seat: Seat
-    token: bytes
-    interface: str | None
-    transport: str
-    slowness: Mapping[int, Slowness]
-    cores: tuple[int, ...]
-    emulation: Emulation
-    config: Mapping[str, Any]
-    modules: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Host:
-    """Where a worker is: its address, a port that is free there, its process, Ray's node."""
-
-    address: str
-    port: int
-    pid: int
-    node: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """What a worker answers when a method raised."""
-
-    error: HetpassError
-
-
-class WorkerProcess:
-    """The actor: a Worker behind a method that calls its own, one after another. `status` and
-    `deliver` are called beside that, by the concurrency groups of Ray."""
-
-    def __init__(self) -> None:
-        self._worker: Any = None
-
-    def host(self) -> Host:
-        """Where this process is."""
-        import ray
-
-        address = ray.util.get_node_ip_address()
-        with socket.create_server((address, 0)) as server:
-            port = server.getsockname()[1]
-        return Host(address, port, os.getpid(), ray.get_runtime_context().get_node_id())
-
-    def start(self, start: WorkerStart, coordinator: str) -> str | Failed:
-        """Makes the Worker; its transport's address."""
-        from hetpass.runtime.distributed.start_worker import start_worker
-
-        try:
-            self._worker = start_worker(start, coordinator)
-            return self._worker.address()
-        except Exception as error:
-            return _failed(error)
-
-    def ask(self, method: str, *args: Any) -> Any:
-        """The worker's method, or Failed."""
-        try:
-            return getattr(self._worker, method)(*args)
-        except Exception as error:
-            return _failed(error)
-
-    def deliver(self, message: Message, value: Any) -> None:
-        """A parcel, where Ray carries them."""
-        self._worker.transport.delivered(message, value)
-
-    def status(self) -> Status | None:
-        """What the worker is doing; None before it has been made."""
-        return None if self._worker is None else self._worker.status()
-
-
-def _failed(error: Exception) -> Failed:
-    if isinstance(error, HetpassError):
-        return Failed(error)
-    lines = traceback.format_exception(error)
-    return Failed(
-        ExecutionError(
-            "HP-RUN-FAILED",
-            f"a process failed: {type(error).__name__}: {error}"[:500],
-            details=[line.rstrip() for line in "".join(lines).splitlines()[-12:]],
-        )
-    )
 
 
 class RayCrew:
@@ -170,7 +59,7 @@ class RayCrew:
     def __init__(self, cluster: Cluster, options: WorkerOptions) -> None:
         self.seats = seats_of(cluster)
         self._options = options
-        self._ray, self._own_ray = _connected(options, len(self.seats))
+        self._ray, self._own_ray = connected(options, len(self.seats))
         self._actors: list[Any] = []
         self._hosts: list[Host] = []
         self._asked: deque[Any] = deque(maxlen=64)
@@ -202,7 +91,7 @@ class RayCrew:
         for seat in self.seats:
             group = cluster.group(seat.group)
             actor = ray.remote(concurrency_groups={WATCH: 1, PARCELS: 1})(WorkerProcess)
-            asked = _actor_options(ray, group, seat, options)
+            asked = actor_options(ray, group, seat, options)
             self._actors.append(actor.options(**asked).remote())
         self._hosts = self._got([actor.host.remote() for actor in self._actors], "start")
         token = secrets.token_bytes(32)
@@ -220,7 +109,7 @@ class RayCrew:
                 },
                 tuple(options.cores.get(seat.group, ())),
                 options.emulation.get(seat.group, Emulation()),
-                {name: getattr(jax.config, name) for name in _CONFIG if hasattr(jax.config, name)},
+                shared_settings(),
                 # Imported before the watch begins: while a library is loaded nothing is answered.
                 tuple(sorted(name for name in sys.modules if name.startswith("hetpass."))),
             )
@@ -411,100 +300,3 @@ def _is_consequence(error: Exception) -> bool:
     """Whether something else may have gone wrong before."""
     codes = ("HP-RUN-PEER", "HP-RUN-STOPPED", "HP-RUN-GONE", "HP-RUN-FAILED")
     return not isinstance(error, HetpassError) or error.code in codes
-
-
-def end_process(pid: int) -> None:
-    """Ends a worker of this machine that is still there after a moment."""
-    until_s = time.monotonic() + _GRACE_S
-    command = Path(f"/proc/{pid}/cmdline")
-    with contextlib.suppress(OSError):
-        while b"WorkerProcess" in command.read_bytes():
-            if time.monotonic() > until_s:
-                os.kill(pid, signal.SIGKILL)
-                return
-            time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def _loopback_only() -> Iterator[None]:
-    """A Ray that is imported and started here listens at 127.0.0.1 alone."""
-    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # for this alone: the name tells where it is usual
-    before = os.environ.get(name)
-    os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        os.environ.pop(name) if before is None else os.environ.update({name: before})
-
-
-def _connected(options: WorkerOptions, num_workers: int) -> tuple[Any, bool]:
-    """Ray, and whether it was started here."""
-    alone = options.address is None and options.interface is None
-    with _loopback_only() if alone else contextlib.nullcontext():
-        try:
-            import ray
-        except ImportError as error:
-            raise ExecutionError(
-                "HP-RUN-RAY",
-                "Ray is not installed",
-                ways_out=["pip install 'hetpass[ray]'", 'runtime="local"'],
-            ) from error
-        return ray, _connect(ray, options, num_workers)
-
-
-def _connect(ray: Any, options: WorkerOptions, num_workers: int) -> bool:
-    """Whether a Ray was started here."""
-    if ray.is_initialized():
-        return False
-    common = {"logging_level": "warning", "log_to_driver": False, "configure_logging": False}
-    if options.address is not None:
-        ray.init(address=options.address, **common)
-        return False
-    with warnings.catch_warnings():
-        # Ray's first process is forked and becomes another program at once: nothing of JAX runs.
-        warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
-        ray.init(  # which makes a token, and asks for it at every connection
-            num_cpus=num_workers,
-            include_dashboard=False,
-            _node_ip_address=options.interface or "127.0.0.1",
-            **common,
-        )
-    return True
-
-
-def _actor_options(
-    ray: Any, group: DeviceGroup, seat: Seat, options: WorkerOptions
-) -> dict[str, Any]:
-    """Where Ray is to put a worker, and its environment."""
-    variables = {
-        **_MALLOC,
-        **options.environment.get("", {}),
-        **options.environment.get(group.name, {}),
-    }
-    asked: dict[str, Any] = {
-        "num_cpus": 1,
-        "max_restarts": 0,
-        "max_task_retries": 0,
-        "runtime_env": {"env_vars": variables},
-    }
-    if group.kind.name.startswith("cpu"):
-        flags = variables.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
-        flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", flags)
-        count = f"--xla_force_host_platform_device_count={seat.num_devices}"
-        variables["XLA_FLAGS"] = f"{flags} {count}".strip()
-        variables["JAX_PLATFORMS"] = "cpu"
-    else:
-        accelerator = accelerator_of_kind(group.kind.name, ray.nodes())
-        if accelerator is None:
-            raise ExecutionError(
-                "HP-RUN-RAY",
-                f"no node of the Ray cluster has accelerators of the kind {group.kind.name!r}",
-                where=f"group {group.name!r}",
-                ways_out=["hp.Cluster.from_ray(): the groups as Ray sees them"],
-            )
-        asked["accelerator_type"] = accelerator
-        if accelerator.startswith("TPU"):
-            asked["resources"] = {"TPU": seat.num_devices}
-        else:
-            asked["num_gpus"] = seat.num_devices
-    return asked

@@ -32,9 +32,8 @@ import optax
 import hetpass as hp
 from benchmarks.models import gpt_linen
 from benchmarks.models.sizes import GPTConfig
-from hetpass.frontend.microbatch import SplitOptions
 from hetpass.frontend.trace import Signature
-from hetpass.pipeline import Passes, PassRecord
+from hetpass.pipeline import Passes, PassRecord, Wanted
 
 DEFAULT_OUT = Path(__file__).resolve().parent / "results" / "frontend.json"
 PASSES = ("trace", "split", "segment", "partition")
@@ -69,9 +68,10 @@ def run_passes(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, fl
 
     passes = Passes(observe, verifying=False)
     traced = passes.trace(step, (state, batch), {}, Signature(), ())
-    layered = passes.layers(traced, MICROBATCHES, SplitOptions())
-    plan = passes.plan(layered, CLUSTER, "1f1b")
-    passes.partition(layered, plan)
+    wanted = Wanted(MICROBATCHES, "1f1b", planner="even")
+    decided = passes.plan(traced, CLUSTER, wanted, {})
+    layered = decided.step.layered
+    passes.partition(layered, decided.plan)
     seconds["equations"] = len(traced.jaxpr.eqns)
     seconds["layers"] = layered.num_layers
     return seconds

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import jax
 
+from hetpass.analysis.fingerprint import fingerprint
 from hetpass.analysis.operation_graph import operation_graphs
 from hetpass.analysis.summarize import summarize
 from hetpass.backend.compile import CompiledStep, compile
@@ -196,7 +197,9 @@ class Passes:
         self, traced: Traced, num_microbatches: int, options: SplitOptions
     ) -> Summarized:
         """split, segment, summarize."""
-        layered = self.layers(traced, num_microbatches, options)
+        return self._with_facts(self.layers(traced, num_microbatches, options))
+
+    def _with_facts(self, layered: Layered) -> Summarized:
         region = layered.program.region
         remade = region_recipes(region.eqns, region.invars)
         facts = self._run("summarize", lambda: summarize(layered, remade))
@@ -209,10 +212,13 @@ class Passes:
     ) -> Summarized:
         """The layers for the number of microbatches that is asked for.
 
-        If none is asked for, for a number of our choice: a plan may still have another one.
+        If none is asked for, for one that is known, or of our choice: a plan may still have another
+        one.
         """
         if isinstance(wanted.num_microbatches, int):
             return self._known(traced, wanted.num_microbatches, wanted, known)
+        if known:
+            return next(iter(known.values()))
         count = choose_microbatches(traced, cluster)
         try:
             return self._known(traced, count, wanted, known)
@@ -220,11 +226,16 @@ class Passes:
             if count == 1:
                 raise
             note = f"one microbatch: {count} were tried, and refused: {refusal.what}"
-            return replace(self._known(traced, 1, wanted, known), notes=(note,))
+            known[1] = replace(self._known(traced, 1, wanted, known), notes=(note,))
+            return known[1]
 
     def _known(self, traced: Traced, count: int, wanted: Wanted, known: Known) -> Summarized:
+        """The step cut for so many microbatches; equal layers have equal facts."""
         if count not in known:
-            known[count] = self.summarized(traced, count, wanted.split)
+            layered = self.layers(traced, count, wanted.split)
+            name = fingerprint(layered)
+            facts = [s.facts for s in known.values() if s.facts.fingerprint == name]
+            known[count] = Summarized(layered, facts[0]) if facts else self._with_facts(layered)
         return known[count]
 
     def plan(self, traced: Traced, cluster: Cluster, wanted: Wanted, known: Known) -> Decided:

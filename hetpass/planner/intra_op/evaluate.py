@@ -95,15 +95,20 @@ def evaluate(graph: OperationGraph, setting: Setting, assignment: Assignment) ->
         nothing: dict[tuple[When, Kind, tuple[str, ...]], Collective] = {}
         lost = math.inf
         return Evaluation(lost, lost, lost, lost, lost, lost, nothing, violations)
-    return _Meter(graph, setting, assignment).read()
+    return measured(Dataflow(graph), setting, assignment)
+
+
+def measured(flow: Dataflow, setting: Setting, assignment: Assignment) -> Evaluation:
+    """The same for an assignment that the planner made, which violates nothing."""
+    return _Meter(flow, setting, assignment).read()
 
 
 class _Meter:
     """Adds up seconds, bytes and collectives."""
 
-    def __init__(self, graph: OperationGraph, setting: Setting, assignment: Assignment) -> None:
-        self.graph, self.setting, self.assignment = graph, setting, assignment
-        self.flow = Dataflow(graph)
+    def __init__(self, flow: Dataflow, setting: Setting, assignment: Assignment) -> None:
+        self.graph, self.setting, self.assignment = flow.graph, setting, assignment
+        self.flow = flow
         self.mesh = setting.mesh.axes
         self.again = self.flow.repeated(alone=setting.alone)
         self.seconds: dict[When, float] = {"forward": 0.0, "backward": 0.0, "once": 0.0}
@@ -142,6 +147,8 @@ class _Meter:
     def move(
         self, value: Value, ends: tuple[Layout, Layout], when: When, what: str, count: int = 1
     ) -> None:
+        if ends[0] == ends[1]:
+            return
         path = reshard_path(value, *ends, self.setting.mesh)
         if not math.isfinite(path.seconds):
             self.unreached.append(f"{what}: no way from {ends[0]} to {ends[1]}")

@@ -39,7 +39,7 @@ class Effort:
     gap: float = 1e-9
     most_entries: int = 1 << 21
     most_joined: int = 1_000_000
-    allowances: tuple[float, ...] = (3e-3, 1e-2)
+    allowances: tuple[float, ...] = (3e-3,)
     most_states: int = 64
     refinements: int = 0
     prices: int = 12

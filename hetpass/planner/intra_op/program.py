@@ -58,18 +58,23 @@ class Node:
 @dataclass(frozen=True, eq=False)
 class Program:
     """Attributes:
-    graph, setting: what it was made from.
+    flow, setting: what it was made from.
     nodes: what each node decides.
     seconds, memory: the same nodes and edges with seconds of a step, and bytes on each device.
     boundary: value -> node, for the values that come from or go to other layers.
     """
 
-    graph: OperationGraph
+    flow: Dataflow
     setting: Setting
     nodes: tuple[Node, ...]
     seconds: Problem
     memory: Problem
     boundary: dict[int, int]
+
+    @property
+    def graph(self) -> OperationGraph:
+        """The operations."""
+        return self.flow.graph
 
     def weighed(self, seconds_per_byte: float) -> Problem:
         """Seconds, with a price on memory."""
@@ -156,7 +161,7 @@ class _Builder:
             if v in edge or self.graph.values[v].role in roles
         }
         return Program(
-            self.graph,
+            self.flow,
             self.setting,
             tuple(self.nodes),
             Problem(tuple(self.seconds), self.edge_seconds),

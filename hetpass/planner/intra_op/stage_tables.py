@@ -28,7 +28,7 @@ from hetpass.planner.intra_op.boundary import (
     right_values,
 )
 from hetpass.planner.intra_op.chain import Chain, RangeSums, States, arrivals, chained
-from hetpass.planner.intra_op.evaluate import evaluate
+from hetpass.planner.intra_op.evaluate import measured
 from hetpass.planner.intra_op.linear_program import Effort
 from hetpass.planner.intra_op.pbqp import Floats
 from hetpass.planner.intra_op.program import program
@@ -221,7 +221,7 @@ def _summed(chain: Chain, recompute: str) -> _Sums:
     def measure(kind: int, left: int, right: int) -> Floats:
         own = made[kind]
         choices = chain.tables[kind].choices(left, right)
-        priced = evaluate(own.graph, own.setting, own.assignment(choices))
+        priced = measured(own.flow, own.setting, own.assignment(choices))
         return np.array(
             [
                 priced.forward_s,

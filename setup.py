@@ -23,6 +23,14 @@ EXTRAS = {
     "checkpoint": ["orbax-checkpoint>=0.11"],
 }
 EXTRAS["all"] = sorted({line for lines in EXTRAS.values() for line in lines})
+# Compilers for devices that are not here: large, and of one version of jax; not in "all".
+EXTRAS["dryrun-cuda12"] = [
+    "jax==0.10.2",
+    "jax-cuda12-plugin==0.10.2",
+    "jax-cuda12-pjrt==0.10.2",
+    "nvidia-cuda-nvcc-cu12",
+]
+EXTRAS["dryrun-tpu"] = ["libtpu"]
 
 setup(
     name="hetpass",
@@ -32,7 +40,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["hetpass", "hetpass.*"]),
-    package_data={"hetpass": ["py.typed"], "hetpass.ir": ["*.toml"]},
+    package_data={"hetpass": ["py.typed"], "hetpass.ir": ["*.toml"], "hetpass.backend": ["*.toml"]},
     install_requires=[
         "jax>=0.10.2,<0.13",
         "jaxlib>=0.10.2,<0.13",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jax
 
 from hetpass.analysis.explain import explain
+from hetpass.backend.dryrun import DryRun, dryrun
 from hetpass.backend.report import FragmentReport
 from hetpass.companion import LocalLeader
 from hetpass.errors import ExecutionError, TraceError
@@ -35,6 +36,7 @@ from hetpass.pipeline import (
     Wanted,
     explained,
     planned_timeline,
+    step_schedule,
 )
 from hetpass.planner.baselines import BASELINES
 from hetpass.planner.evaluate import Evaluation, evaluate
@@ -363,6 +365,20 @@ class Planned:
         devices = cluster.bind(settings.devices())
         step = settings.passes.compile(staged, self.plan, devices)
         return Compiled(self, LocalRuntime(step))
+
+    def dryrun(self) -> DryRun:
+        """Every fragment compiled for its devices' kind, none of which need be here.
+
+        Says what the compiler makes of memory and collectives; takes as long as compiling.
+
+        Raises:
+          ClusterError: HP-TARGET-…: a kind cannot be compiled for, or what does it is not
+            installed (`pip install "hetpass[dryrun-cuda12]"`, `"hetpass[dryrun-tpu]"`).
+          PlanError: shapes do not divide by the plan's meshes.
+        """
+        staged = self.traced.settings.passes.partition(self.layered, self.plan)
+        held = step_schedule(staged, self.plan).held()
+        return dryrun(staged, self.plan, self.traced.cluster, held)
 
     def __str__(self) -> str:
         return self.explain(baselines=False)

@@ -1,0 +1,96 @@
+"""Dry runs: plans compiled for GPUs that are not here (and TPUs), by the real compiler.
+
+    python -m benchmarks.dryrun               GPT-2.6B on H100 + A100 + V100
+    python -m benchmarks.dryrun --tpu         GPT-350M on TPU-v5e + H100
+
+Needs `pip install "hetpass[dryrun-cuda12]"`, and for TPUs `"hetpass[dryrun-tpu]"`; no driver, no
+device. Results go to benchmarks/results/dryrun.json: memory and collectives of every fragment as
+compiled, beside what the plan was predicted to hold. Seconds of compiling are of two threads on the
+machine that is named, whatever else runs there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import hetpass as hp
+from hetpass.backend.dryrun import DryStage
+from hetpass.ir.catalogue import find_kind
+from hetpass.ir.cluster import Cluster, DeviceGroup, Link
+from hetpass.planner.evaluate import StageEvaluation, evaluate
+from hetpass.stages import ASSUMED
+from hetpass.tools.measure_devices import machine, versions
+from hetpass.tools.models.steps import model_step
+
+RESULTS = Path(__file__).parent / "results" / "dryrun.json"
+NETWORK = Link(100e-6, 12.5e9)
+CASES = {
+    "gpu": ("gpt-2.6B", ("H100-80", "A100-40", "V100-16")),
+    "tpu": ("gpt-350M", ("TPU-v5e", "H100-80")),
+}
+
+
+def cluster(kinds: tuple[str, ...]) -> Cluster:
+    """One host of four devices of each kind."""
+    groups = tuple(
+        DeviceGroup(name.lower().replace("-", "_"), find_kind(name), 1, 4, None, NETWORK)
+        for name in kinds
+    )
+    return Cluster(groups, default_link=NETWORK)
+
+
+def run(case: str) -> dict[str, Any]:
+    """Traces, plans and compiles; nothing is executed."""
+    name, kinds = CASES[case]
+    model, on = model_step(name), cluster(kinds)
+    traced = hp.het_parallelize(model.step, cluster=on).trace(model.state, model.batch)
+    planned = traced.plan(num_microbatches=64)
+    expected = evaluate(planned.plan, planned.facts, on, ASSUMED)
+    began = time.perf_counter()
+    found = planned.dryrun()
+    seconds = time.perf_counter() - began
+    print(planned.plan)
+    print(found)
+    return {
+        "model": name,
+        "kinds": kinds,
+        "plan": str(planned.plan).splitlines(),
+        "fits": found.fits,
+        "seconds": seconds,
+        "programs": found.programs,
+        "compiled": found.compiled,
+        "stages": [_stage(s, e) for s, e in zip(found.stages, expected.stages, strict=True)],
+    }
+
+
+def _stage(stage: DryStage, expected: StageEvaluation) -> dict[str, Any]:
+    predicted = expected.fixed_bytes + expected.activation_bytes
+    return {
+        "kind": stage.kind,
+        "compiled peak_bytes": stage.peak_bytes,
+        "predicted peak_bytes": predicted,
+        "predicted over compiled": predicted / stage.peak_bytes,
+        "limit_bytes": stage.limit_bytes,
+        "longest compile_s": max(f.compile_s for f in stage.fragments),
+        "fragments": [str(fragment) for fragment in stage.fragments],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tpu", action="store_true")
+    case = "tpu" if parser.parse_args().tpu else "gpu"
+    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cases": {}}
+    stored["cases"][case] = {"machine": machine(), "versions": versions(), **run(case)}
+    RESULTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""A plan compiled for devices that are not here: what the compiler says of memory and collectives.
+
+Every fragment is lowered and compiled as for a run, on a mesh of compile-only devices of its
+stage's kind: GPUs by the plugin of the extra `dryrun-cuda12` and a description of the kind
+(`backend.gpu_target`), TPUs by `libtpu` (the extra `dryrun-tpu`). Several kinds live in one
+process, and no driver is needed. Stages of one kind and mesh share their devices, so that equal
+fragments are compiled once.
+
+Times of GPU programs mean nothing without a GPU: kernels are not tuned.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from hetpass.backend.assigned_stages import assigned_stages
+from hetpass.backend.compile import Build, undonatable
+from hetpass.backend.gpu_target import gpu_target
+from hetpass.backend.lower import finish_results, lower
+from hetpass.backend.report import FragmentReport, fragment_report
+from hetpass.backend.shard import slot_shardings, stage_replicas, stored_aval
+from hetpass.errors import ClusterError
+from hetpass.ir.cluster import Cluster, DeviceGroup
+from hetpass.ir.plan import Plan, Replica
+from hetpass.ir.program import Staged
+from hetpass.ir.records import Reader
+
+READER = Reader(ClusterError, "HP-TARGET")
+
+Clock = Callable[[], float]
+
+_TPUS: Mapping[str, tuple[str, Mapping[int, str]]] = {
+    "TPU-v4": ("v4", {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"}),
+    "TPU-v5e": ("v5e", {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}),
+    "TPU-v5p": ("v5p", {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"}),
+    "TPU-v6e": ("v6e", {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}),
+}
+"""By kind, libtpu's name, and the slice that holds so many chips."""
+
+
+@dataclass(frozen=True)
+class DryStage:
+    """One stage.
+
+    Attributes:
+      group, kind: of its devices.
+      fragments: what the compiler made of its programs.
+      held_bytes: on each device, what lies there between programs: what stays for the step, and
+        for every microbatch in flight what its forward leaves to its backward.
+      limit_bytes: of a device.
+    """
+
+    group: str
+    kind: str
+    fragments: tuple[FragmentReport, ...]
+    held_bytes: int
+    limit_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a device holds: what lies there, and one program's temporaries."""
+        return self.held_bytes + max(f.temporary_bytes for f in self.fragments)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.limit_bytes
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A plan as the compiler sees it. Prints as text.
+
+    Attributes:
+      stages: in order.
+      programs, compiled: how many there are, and how many were compiled, equal ones once.
+    """
+
+    stages: tuple[DryStage, ...]
+    programs: int
+    compiled: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits its devices."""
+        return all(stage.fits for stage in self.stages)
+
+    def __str__(self) -> str:
+        lines = [f"dry run: {self.programs} programs, {self.compiled} compiled"]
+        for number, stage in enumerate(self.stages):
+            verdict = "fits" if stage.fits else "does not fit"
+            lines.append(
+                f"stage {number} on {stage.kind} of {stage.group}: {stage.peak_bytes / 1e9:.3g} of "
+                f"{stage.limit_bytes / 1e9:.3g} GB, {verdict}"
+            )
+            lines += [f"  {fragment}" for fragment in stage.fragments]
+        return "\n".join(lines)
+
+
+def dryrun(
+    staged: Staged,
+    plan: Plan,
+    cluster: Cluster,
+    in_flight: Sequence[int],
+    *,
+    threads: int = 2,
+    clock: Clock = time.perf_counter,
+) -> DryRun:
+    """Compiles every fragment of a plan for its stage's device kind.
+
+    Args:
+      in_flight: microbatches per stage, as the schedule holds them.
+      threads: that compile at once.
+
+    Raises:
+      ClusterError: HP-TARGET-KIND, a kind cannot be compiled for; HP-TARGET-PLUGIN, what compiles
+        for it is not installed.
+      PlanError: the plan does not fit the program.
+    """
+    replicas = stage_replicas(staged, plan)
+    assigned = assigned_stages(finish_results(staged), plan)
+    staged = assigned.staged
+    groups = {group.name: group for group in cluster.groups}
+    known: dict[tuple[str, tuple[tuple[str, int], ...]], Mesh] = {}
+    meshes = tuple(_mesh(groups[replica.group], replica, known) for replica in replicas)
+    shardings = slot_shardings(staged, plan, replicas, meshes, assigned.layouts)
+    avals = tuple(
+        stored_aval(slot, replicas[slot.stage], staged.num_microbatches, layout)
+        for slot, layout in zip(staged.slots, assigned.layouts, strict=True)
+    )
+    kept = undonatable(staged, [False] * len(staged.transfers))
+    build = Build(staged, dict(enumerate(meshes)), avals, dict(enumerate(shardings)), kept, clock)
+    executables = build.all(lower(staged, replicas, assigned), threads)
+    reports = [fragment_report(executable) for executable in executables]
+    held = [_device_bytes(a, s) for a, s in zip(avals, shardings, strict=True)]
+    stages = []
+    for number, replica in enumerate(replicas):
+        own = [slot for slot in staged.slots if slot.stage == number]
+        step = sum(held[slot.index] for slot in own if slot.scope == "step")
+        each = sum(held[slot.index] for slot in own if slot.scope != "step")
+        kind = groups[replica.group].kind
+        stages.append(
+            DryStage(
+                replica.group,
+                kind.name,
+                tuple(report for report in reports if report.stage == number),
+                step + in_flight[number] * each,
+                kind.memory_bytes,
+            )
+        )
+    calls = {id(executable.call) for executable in executables}
+    return DryRun(tuple(stages), len(executables), len(calls))
+
+
+def _device_bytes(aval: jax.core.ShapedArray, sharding: NamedSharding) -> int:
+    """On each device."""
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return 0  # PRNG keys: a few words
+    return math.prod(sharding.shard_shape(aval.shape)) * aval.dtype.itemsize
+
+
+def _mesh(
+    group: DeviceGroup,
+    replica: Replica,
+    known: dict[tuple[str, tuple[tuple[str, int], ...]], Mesh],
+) -> Mesh:
+    key = group.kind.name, replica.mesh
+    if key not in known:
+        devices = compile_only_devices(group, len(replica.devices))
+        sizes = tuple(size for _, size in replica.mesh)
+        names = tuple(name for name, _ in replica.mesh)
+        array = np.array(devices, dtype=object).reshape(sizes)
+        known[key] = Mesh(array, names, axis_types=(AxisType.Auto,) * len(names))
+    return known[key]
+
+
+def compile_only_devices(group: DeviceGroup, count: int) -> Sequence[jax.Device]:
+    """So many devices of a group's kind, to compile for.
+
+    Raises:
+      ClusterError: as `dryrun`.
+    """
+    kind = group.kind
+    if kind.name in _TPUS:
+        name, slices = _TPUS[kind.name]
+        size = min((n for n in slices if n >= count), default=None)
+        if size is None:
+            READER.refuse("KIND", f"no slice of {kind.name} holds {count} chips")
+        found = _topology(kind.name, "dryrun-tpu", "tpu", f"{name}:{slices[size]}")
+    else:
+        hosts = max(1, count // group.devices_per_host)
+        shape = f"1x{hosts}x{count // hosts}"
+        found = _topology(
+            kind.name,
+            "dryrun-cuda12",
+            "cuda",
+            shape,
+            topology=shape,
+            target_config=gpu_target(kind),
+        )
+    return list(found.devices)[:count]
+
+
+def _topology(
+    kind: str, extra: str, platform: str, name: str, **options: str
+) -> topologies.TopologyDescription:
+    try:
+        return topologies.get_topology_desc(name, platform, **options)
+    except (RuntimeError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        raise ClusterError(
+            "HP-TARGET-PLUGIN",
+            f"nothing here compiles for {kind}",
+            details=[str(error).splitlines()[0]],
+            ways_out=[f'pip install "hetpass[{extra}]"'],
+        ) from error

@@ -8,6 +8,7 @@ from math import prod
 
 from hetpass.cost.analytic import Assumptions, peak_rate
 from hetpass.cost.layouts import ways, whole
+from hetpass.cost.operations import Efficiency
 from hetpass.ir.devices import DeviceKind
 from hetpass.ir.operation_graph import Layout, Mesh, Operation, OperationChoice, Value
 
@@ -54,28 +55,55 @@ def _cuts(
 
 def operation_s(
     operation: Operation,
-    compute_ways: int,
+    parts: int,
     touched: float,
     kind: DeviceKind,
-    assumed: Assumptions = Assumptions(),
+    reached: Assumptions | Efficiency = Assumptions(),
 ) -> float:
     """Seconds of one run of an operation on each of the devices that share it (a roofline).
 
     Args:
-      compute_ways: into how many parts its arithmetic is cut.
+      parts: into how many its arithmetic is cut.
       touched: which share of the bytes of its operands and results one device has.
+      reached: of the kind's peak figures: constant shares, or curves by sort and size.
 
     Returns:
       Infinity where the kind lacks the number format.
     """
     if not operation.flops and not operation.traffic_bytes:
         return 0.0
-    rate = peak_rate(kind, operation.dtype) * assumed.flops
+    rate = peak_rate(kind, operation.dtype)
+    flops, moved = operation.flops / parts, operation.traffic_bytes * touched
     if operation.flops and not rate:
         return math.inf
-    arithmetic = operation.flops / compute_ways / rate if operation.flops else 0.0
-    traffic = operation.traffic_bytes * touched / (kind.memory_bandwidth * assumed.bandwidth)
-    return max(arithmetic, traffic) + KERNEL_S
+    kernel = reached.overhead_s if isinstance(reached, Efficiency) else KERNEL_S
+    if isinstance(reached, Assumptions):
+        rate, bandwidth = rate * reached.flops, kind.memory_bandwidth * reached.bandwidth
+    else:
+        sort = sort_of(operation)
+        curve = reached.rate.get(sort)
+        rate *= curve.share(flops) if curve is not None and flops else 1.0
+        share = reached.bandwidth[sort].share(moved) if moved else 1.0
+        bandwidth = kind.memory_bandwidth * share
+    seconds = max(flops / rate if flops else 0.0, moved / bandwidth)
+    return seconds + (kernel if moved else 0.0)  # what moves nothing is fused into others
+
+
+def sort_of(operation: Operation) -> str:
+    """Which efficiency an operation has, one of `cost.operations.SORTS`."""
+    rule = operation.rule
+    if rule is None or not operation.sums or len(rule.operands) != 2 or len(rule.results) != 1:
+        return "memory"
+    one, other, result = (
+        {factor for dim in dims for factor in dim if rule.sizes[factor] > 1}
+        for dims in (*rule.operands, *rule.results)
+    )
+    if not (one & other & rule.reduction):
+        return "memory"
+    if not (one & other & result):
+        return "product"
+    backward = operation.phase == "backward"
+    return "batched product, backward" if backward else "batched product"
 
 
 def compute_ways(choice: OperationChoice, mesh: Mesh) -> int:

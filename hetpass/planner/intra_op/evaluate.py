@@ -168,7 +168,7 @@ class _Meter:
         natural = natural_layouts(operation, values, choice)
         touched = touched_share(operation, values, (wanted, natural), self.mesh)
         parts = compute_ways(choice, self.mesh)
-        device = self.setting.kind, self.setting.assumed
+        device = self.setting.kind, self.setting.reached
         self.seconds[when] += operation.count * operation_s(operation, parts, touched, *device)
         # One reshard serves operands that are the same value in the same layout.
         for v, layout in dict.fromkeys(zip(operation.operands, wanted, strict=True)):

@@ -203,7 +203,7 @@ class _Builder:
         values = self.graph.values
         touched = touched_share(operation, values, (strategy.operands, strategy.natural), self.mesh)
         parts = compute_ways(strategy.choice, self.mesh)
-        seconds = operation_s(operation, parts, touched, self.setting.kind, self.setting.assumed)
+        seconds = operation_s(operation, parts, touched, self.setting.kind, self.setting.reached)
         pinned = strategy.choice.results
         for v, before, after in zip(operation.results, strategy.natural, pinned, strict=True):
             if before != after:

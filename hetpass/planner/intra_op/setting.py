@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hetpass.cost.analytic import Assumptions
 from hetpass.cost.logical_meshes import LinkedMesh
+from hetpass.cost.operations import Efficiency
 from hetpass.ir.devices import DeviceKind
 from hetpass.ir.operation_graph import Value
 
@@ -22,6 +23,7 @@ class Setting:
       recompute: forward runs again before backward, and residuals of one microbatch are held.
       alone: what neighbouring layers give comes from other devices, and its arrival is priced.
       assumed: shares of peak figures.
+      efficiency: of operations, where it is known better.
     """
 
     mesh: LinkedMesh
@@ -31,11 +33,17 @@ class Setting:
     recompute: bool = False
     alone: bool = True
     assumed: Assumptions = field(default_factory=Assumptions)
+    efficiency: Efficiency | None = None
 
     @property
     def held(self) -> int:
         """So many microbatches' residuals."""
         return 1 if self.recompute else self.in_flight
+
+    @property
+    def reached(self) -> Assumptions | Efficiency:
+        """What operations reach of peak figures."""
+        return self.efficiency or self.assumed
 
     @property
     def bandwidth(self) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 from hetpass.cost.analytic import Assumptions
 from hetpass.cost.layouts import ways
 from hetpass.cost.logical_meshes import LinkedMesh, logical_meshes
+from hetpass.cost.operations import Efficiency
 from hetpass.cost.submeshes import submesh_sizes
 from hetpass.cost.tables import CostTables, StageTable, canonical, group_rooms, link_tables
 from hetpass.ir.cluster import Cluster
@@ -54,6 +55,7 @@ class IntraOpOptions:
 
     Attributes:
       assumed: shares of peak figures.
+      efficiency: of operations, where it is known better.
       recompute: the ways to recompute that stages may use.
       prices: of memory, as shares: at 1, saving all of a layer's memory is worth all of its time.
         Each gives tables of its own; 0 is the fastest whatever memory it takes.
@@ -63,6 +65,7 @@ class IntraOpOptions:
     """
 
     assumed: Assumptions = field(default_factory=Assumptions)
+    efficiency: Efficiency | None = None
     recompute: tuple[str, ...] = ("none", "full")
     prices: tuple[float, ...] = (0.0, 1.0)
     in_flight: int = 4
@@ -162,6 +165,7 @@ class _Solver:
             recompute == "full",
             alone=False,
             assumed=self.options.assumed,
+            efficiency=self.options.efficiency,
         )
         made = [program(graph, setting) for graph in self.layers.graphs]
         rate = 0.0  # seconds of a step per byte, of the fastest answers

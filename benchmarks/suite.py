@@ -115,22 +115,21 @@ def main() -> None:
     if arguments.page:
         PAGE.write_text(page(json.loads(RESULTS.read_text())), encoding="utf-8")
         return
-    rows = []
-    for suite in arguments.suite or tuple(SUITES):
-        for name in SUITES[suite]:
-            rows.append(row(name, arguments.on or RUNS[suite]))
-            print(show(rows[-1]), flush=True)
-    if arguments.suite or arguments.on:
-        return  # a part is not what the stored results are
-    results = {
+    whole = not (arguments.suite or arguments.on)  # a part is not what the stored results are
+    results: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine(),
         "versions": versions(),
         "note": "steps are simulated on analytic costs; nothing was measured on these devices",
-        "rows": rows,
+        "rows": [],
     }
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(results), encoding="utf-8")
+    for suite in arguments.suite or tuple(SUITES):
+        for name in SUITES[suite]:
+            results["rows"].append(row(name, arguments.on or RUNS[suite]))
+            print(show(results["rows"][-1]), flush=True)
+            if whole:
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+                PAGE.write_text(page(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

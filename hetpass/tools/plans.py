@@ -42,8 +42,9 @@ def explain(arguments: Namespace, terminal: Terminal) -> Answer:
 
 
 def _head(plan: Plan) -> str:
+    stages = "1 stage" if plan.num_stages == 1 else f"{plan.num_stages} stages"
     return (
-        f"{plan.num_layers} layers on {plan.num_stages} stages, "
+        f"{plan.num_layers} layers on {stages}, "
         f"{plan.num_microbatches} microbatches, schedule {plan.schedule}"
     )
 
@@ -66,7 +67,7 @@ def stage_table(evaluation: Evaluation) -> Table:
                 seconds(s.send_s) if s.send_s else "",
                 seconds(s.once_s),
                 str(s.in_flight),
-                f"{held / 1e9:.3g} of {s.limit_bytes / 1e9:.3g} GB",
+                f"{spelled(held, 'bytes')} of {spelled(s.limit_bytes, 'bytes')}",
                 f"{s.busy:.0%}" + (" ←" if index == evaluation.bottleneck else ""),
             )
         )
@@ -130,7 +131,7 @@ def simulate(arguments: Namespace, terminal: Terminal) -> Answer:
             f"{s.busy:.1%}",
             f"{s.exposed:.1%}",
             f"{s.bubble:.1%}",
-            f"{peaks[lane] / 1e9:.3g} GB" if lane in peaks else "",
+            spelled(peaks[lane], "bytes") if lane in peaks else "",
         )
         for lane, s in zip(timeline.lanes, shares, strict=True)
     )

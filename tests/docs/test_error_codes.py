@@ -30,7 +30,7 @@ def raised() -> set[str]:
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             area = importlib.import_module(name).READER.area
             found |= {f"{area}-{word}" for word in own}
-    areas = {"HP-CLUSTER", "HP-PLAN", "HP-FACTS", "HP-PROFILE", "HP-NETWORK"}
+    areas = {"HP-CLUSTER", "HP-PLAN", "HP-FACTS", "HP-PROFILE", "HP-NETWORK", "HP-TARGET"}
     return found - areas - {f"{area}-{word}" for area in areas for word in shared - {"TYPE"}}
 
 

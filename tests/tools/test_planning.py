@@ -163,3 +163,9 @@ def test_deciding_commands_import_no_jax(saved, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_dryrun_for_what_nothing_compiles_for(hetpass, script, cluster_file):
+    said = hetpass("dryrun", f"{script}:train_step", "--cluster", str(cluster_file))
+    assert said.code == 1
+    assert "HP-TARGET-" in said.err

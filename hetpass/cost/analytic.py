@@ -101,7 +101,7 @@ def layer_seconds(
     return LayerSeconds(
         forward + reduced,
         backward + reduced,
-        _sync(layer.gradient_bytes, group, submesh, ways),
+        gradient_sync_s(layer.gradient_bytes, group, submesh, ways),
         update,
     )
 
@@ -141,7 +141,9 @@ def _flops_s(
     return seconds
 
 
-def _sync(gradient_bytes: float, group: DeviceGroup, submesh: Submesh, ways: int) -> float:
+def gradient_sync_s(
+    gradient_bytes: float, group: DeviceGroup, submesh: Submesh, ways: int
+) -> float:
     """The rings of the t columns run side by side; across hosts they share the host's link."""
     link: Link | None = group.link_among(submesh.devices)
     inside = submesh.devices <= group.devices_per_host

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpass.cost.analytic import Assumptions, Submesh, layer_seconds
+from hetpass.cost.profiled import profiled_bytes, profiled_seconds
 from hetpass.cost.range_bytes import over_ranges, range_bytes
 from hetpass.cost.submeshes import submesh_sizes, submeshes
 from hetpass.ir.cluster import Cluster
@@ -156,10 +157,15 @@ def stage_table(
     """Every range of layers on one submesh."""
     group = cluster.groups[group_index]
     examples = facts.batch_size // num_microbatches
-    seconds = [layer_seconds(layer, group, submesh, examples, assumed) for layer in facts.layers]
+    profile = facts.profile
+    if profile is not None and group.kind.name in profile.seconds:
+        seconds = profiled_seconds(profile, group, submesh, examples)
+        held = profiled_bytes(profile, submesh, examples, recompute)
+    else:
+        seconds = [layer_seconds(x, group, submesh, examples, assumed) for x in facts.layers]
+        held = range_bytes(facts.layers, submesh, examples, recompute, facts.shared)
     forward = over_ranges([s.forward for s in seconds])
     backward = over_ranges([s.backward for s in seconds])
-    held = range_bytes(facts.layers, submesh, examples, recompute, facts.shared)
     return StageTable(
         group=group_index,
         devices=submesh.devices,

@@ -16,6 +16,7 @@ from typing import Any
 
 from hetpass.errors import FactsError
 from hetpass.ir.devices import DTYPES
+from hetpass.ir.profile import ModelProfile
 from hetpass.ir.records import Reader, at, nearest, place, shown
 
 READER = Reader(FactsError, "HP-FACTS")
@@ -161,6 +162,8 @@ class ProgramFacts:
       batch_size: B, examples in a step.
       fingerprint: of the program; None: of no program in particular.
       shared: what layers count twice.
+      profile: measured seconds and bytes of every layer; where a device kind is in it, they go
+        before all else that is known of the layers.
 
     Raises:
       FactsError: HP-FACTS-…, with the path of the value that is wrong.
@@ -170,6 +173,7 @@ class ProgramFacts:
     batch_size: int
     fingerprint: str | None = None
     shared: tuple[SharedBytes, ...] = ()
+    profile: ModelProfile | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
@@ -183,6 +187,12 @@ class ProgramFacts:
                     f"two layers in order are needed, not {pair.first} and {pair.second}",
                     f"shared[{index}]",
                 )
+        if self.profile is not None and self.profile.num_layers != len(self.layers):
+            READER.refuse(
+                "LAYERS",
+                f"the profile has {self.profile.num_layers} layers, the facts {len(self.layers)}",
+                "profile",
+            )
         with at("batch_size"):
             if READER.integer(self.batch_size) < 1:
                 READER.refuse("VALUE", "at least one example is needed")
@@ -213,11 +223,42 @@ class ProgramFacts:
             batch_size,
         )
 
+    @classmethod
+    def from_profiles(cls, folder: str | Path, model: str, batch_size: int) -> ProgramFacts:
+        """Facts from measured seconds and bytes of layers, without a program.
+
+        Args:
+          folder: `layer_bytes.json` and `profiles/MODEL__KIND.json` (see `ir.profile`). Seconds
+            that a larger microbatch contradicts are left out.
+          model: its name there.
+
+        Raises:
+          FactsError: HP-PROFILE-…
+        """
+        profile = ModelProfile.read(folder, model).settled()
+        ways, sizes = next(iter(profile.sizes.items()))
+        most = max(profile.sizes)
+        last = len(sizes) - 1
+        layers = tuple(
+            LayerFacts(
+                "embedding" if index == 0 else "head" if index == last else "block",
+                parameter_bytes=ways * size.parameter_bytes,
+                state_bytes=2 * ways * size.parameter_bytes,
+                gradient_bytes=ways * size.parameter_bytes,
+                activation_bytes=Amount(0.0, ways * size.held_bytes),
+                boundary_bytes=Amount(0.0, size.output_bytes),
+                gradient_boundary_bytes=Amount(0.0, size.output_bytes),
+                most_tensor_parallel=most,
+            )
+            for index, size in enumerate(sizes)
+        )
+        return cls(layers, batch_size, profile=profile)
+
     # -- JSON ---------------------------------------------------------------------------------
 
     def to_json(self) -> str:
         """JSON text; equal facts give equal bytes."""
-        data = {
+        data: dict[str, Any] = {
             "format": FORMAT,
             "batch_size": self.batch_size,
             "fingerprint": self.fingerprint,
@@ -227,6 +268,8 @@ class ProgramFacts:
                 for p in self.shared
             ],
         }
+        if self.profile is not None:
+            data["profile"] = self.profile.to_data()
         return json.dumps(data, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
     @classmethod
@@ -235,7 +278,7 @@ class ProgramFacts:
         data = READER.record(
             READER.parse(READER.text(text), ".json"),
             required=("format", "batch_size", "layers"),
-            optional=("fingerprint", "shared"),
+            optional=("fingerprint", "shared", "profile"),
         )
         if data["format"] != FORMAT:
             READER.refuse(
@@ -248,7 +291,11 @@ class ProgramFacts:
             layers = READER.items(data["layers"], _read_layer)
         with at("shared"):
             shared = READER.items(data.get("shared", []), _read_shared)
-        return cls(layers, data["batch_size"], data.get("fingerprint"), shared)
+        profile = None
+        if data.get("profile") is not None:
+            with at("profile"):
+                profile = ModelProfile.from_data(data["profile"])
+        return cls(layers, data["batch_size"], data.get("fingerprint"), shared, profile)
 
     def save(self, path: str | Path) -> None:
         """Writes the facts as a JSON file."""

@@ -166,6 +166,39 @@ class ModelProfile:
             self.sizes,
         )
 
+    def to_data(self) -> dict[str, Any]:
+        """Plain data, as `from_data` reads it."""
+        seconds: dict[str, dict[str, dict[str, list[list[float]]]]] = {}
+        for kind, times in self.seconds.items():
+            for (b, w), layers in times.items():
+                rows = [[t.forward_s, t.backward_s, t.update_s] for t in layers]
+                seconds.setdefault(kind, {}).setdefault(str(b), {})[str(w)] = rows
+        sizes = {
+            str(w): [
+                {
+                    "params_bytes": size.parameter_bytes,
+                    "act_output_bytes": size.output_bytes,
+                    "act_mem_bytes": size.held_bytes,
+                }
+                for size in layers
+            ]
+            for w, layers in self.sizes.items()
+        }
+        return {"model": self.model, "seconds": seconds, "bytes": sizes}
+
+    @classmethod
+    def from_data(cls, data: Any) -> ModelProfile:
+        """The inverse of `to_data`."""
+        record = READER.record(data, required=("model", "seconds", "bytes"))
+        with at("bytes"):
+            sizes = READER.values(record["bytes"], lambda rows: READER.items(rows, _read_size))
+        kinds = READER.mapping(record["seconds"])
+        return cls(
+            record["model"],
+            {kind: _read_times(times) for kind, times in kinds.items()},
+            {_count(w): layers for w, layers in sizes.items()},
+        )
+
     @classmethod
     def read(cls, folder: str | Path, model: str) -> ModelProfile:
         """The profile of a model in a folder: `layer_bytes.json` and `profiles/MODEL__KIND.json`.

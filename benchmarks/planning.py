@@ -2,11 +2,14 @@
 
     python -m benchmarks.planning                   all cases, each in a process of its own
     python -m benchmarks.planning --case harp-2-1   one of them, to standard output
+    python -m benchmarks.planning --only harp-2-1   some of them; the others stay as they are stored
 
-Facts are closed forms (benchmarks/gpt_facts.py), costs analytic (half of the peak rates); steps are
-simulated, and so the same on every machine; seconds of planning are of one thread's processor time.
-Each baseline has its own best number of microbatches, mesh and recomputation. Gains are also given
-with schedule, M and recomputation held equal to the baseline's, and then freed one by one.
+The last case, "from-jaxpr", plans a traced GPT-2.6B of flax from its jaxpr, pass by pass, and then
+for two changed clusters. In all others facts are closed forms (benchmarks/gpt_facts.py). Costs are
+analytic (half of the peak rates); steps are simulated, and so the same on every machine; seconds of
+planning are of one thread's processor time. Each baseline has its own best number of microbatches,
+mesh and recomputation. Gains are also given with schedule, M and recomputation held equal to the
+baseline's, and then freed one by one.
 
 Results are written to benchmarks/results/planning.json. The objective is that of
 hetpass/planner/objective.py; stages may take what hetpass/cost/submeshes.py lists.
@@ -15,8 +18,10 @@ hetpass/planner/objective.py; stages may take what hetpass/cost/submeshes.py lis
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
+import os
 import platform
 import resource
 import subprocess
@@ -27,8 +32,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.gpt_facts import SIZES, gpt_facts
 from hetpass.cost.tables import TableOptions, cost_tables
+from hetpass.errors import PlanError
 from hetpass.ir.catalogue import find_kind
 from hetpass.ir.cluster import Cluster, DeviceGroup, Link
 from hetpass.ir.facts import ProgramFacts
@@ -215,6 +223,14 @@ def compared(
         schedule=found.schedule if theirs.name != "single_group" else options.schedule,
         tables=TableOptions(recompute=recompute),
     )
+
+    def gain(freed: SearchOptions) -> float | None:
+        """None where no plan of ours fits so."""
+        try:
+            return theirs.step_s / search(facts, cluster, freed).best.step_s
+        except PlanError:
+            return None
+
     steps = {
         "all equal": equal,
         "schedule free": replace(equal, schedule=options.schedule),
@@ -223,27 +239,80 @@ def compared(
         ),
         "and recomputation free": options,
     }
-    row["gain with"] = {
-        name: theirs.step_s / search(facts, cluster, freed).best.step_s
-        for name, freed in steps.items()
-    }
+    row["gain with"] = {name: gain(freed) for name, freed in steps.items()}
     return row
+
+
+FROM_JAXPR = "from-jaxpr"
+
+
+def from_jaxpr() -> dict[str, Any]:
+    """Processor seconds by pass, from the jaxpr of a GPT-2.6B to its plan on (8,2,2)."""
+    import jax
+    import optax
+
+    import hetpass as hp
+    from benchmarks.models import gpt_linen
+    from benchmarks.models.sizes import GPT_SIZES
+
+    config = replace(GPT_SIZES["2.6B"], remat=False, dtype="float16")
+    state = jax.eval_shape(
+        gpt_linen.make_create_state(config, optax.adamw(1e-4)), jax.random.key(0)
+    )
+    tokens = jax.ShapeDtypeStruct((1024, config.seq), np.int32)
+    last, seconds = time.process_time(), {}
+
+    def observe(record: Any) -> None:
+        nonlocal last
+        now = time.process_time()
+        seconds[record.name] = seconds.get(record.name, 0.0) + now - last
+        last = now
+
+    step = hp.het_parallelize(
+        gpt_linen.train_step,
+        cluster=harp(8, 2, 2),
+        options=hp.Options(observer=observe, verify=False),
+    )
+    traced = step.trace(state, {"tokens": tokens, "labels": tokens})
+    tracing = dict(seconds)
+    rows: dict[str, Any] = {"trace_s": tracing["trace"]}
+    for name, cluster in {
+        "first": harp(8, 2, 2),
+        "a group less": harp(8, 2),
+        "two devices more": harp(8, 4, 2),
+    }.items():
+        seconds.clear()
+        began = last = time.process_time()
+        planned = traced.on(cluster).plan()
+        rows[name] = {
+            "total_s": time.process_time() - began,
+            "by_pass_s": dict(seconds),
+            "layers": planned.num_layers,
+            "microbatches": planned.plan.num_microbatches,
+            "step_s": planned.plan.predictions["step_s"],
+        }
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", choices=CASES)
-    chosen = parser.parse_args().case
+    parser.add_argument("--case", choices=[*CASES, FROM_JAXPR])
+    parser.add_argument("--only", nargs="+", choices=[*CASES, FROM_JAXPR])
+    arguments = parser.parse_args()
+    chosen = arguments.case
     if chosen:
-        json.dump(run(chosen), sys.stdout, indent=1)
+        json.dump(from_jaxpr() if chosen == FROM_JAXPR else run(chosen), sys.stdout, indent=1)
         return
+    stored = json.loads(RESULTS.read_text(encoding="utf-8")) if arguments.only else {}
     results: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
-        "machine": platform.machine(),
+        "numpy": np.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors",
         "note": "steps are simulated on analytic costs; nothing here was measured on hardware",
-        "cases": {},
+        "cases": stored.get("cases", {}),
     }
-    for name in CASES:
+    for name in arguments.only or [*CASES, FROM_JAXPR]:
         child = subprocess.run(
             [sys.executable, "-m", "benchmarks.planning", "--case", name],
             capture_output=True,
@@ -252,6 +321,9 @@ def main() -> None:
         )
         case = results["cases"][name] = json.loads(child.stdout)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        if name == FROM_JAXPR:
+            print(f"{name}: {case['first']['total_s']:.1f} s")
+            continue
         print(
             f"{name}: ours {case['ours']['step_s']:.3f} s, planned in "
             f"{case['planning']['total_s']:.1f} s"

@@ -247,10 +247,11 @@ def het_parallelize(
       fun: the step, written for one device: any JAX function of arrays. It is traced with
         B, 2B and 3B examples, so that it must accept any number of them for M > 1.
       cluster: the device groups and their links; None: what `jax.devices()` shows.
-      num_microbatches: M, a divisor of B; "auto": enough to fill the pipeline.
+      num_microbatches: M, a divisor of B; "auto": the number that the search finds best.
       schedule: a name ("gpipe", "1f1b", "zb-h1", …; docs/schedules.md), or "auto": the fastest
         that a search on the simulator finds within the memory of the groups.
-      plan: a `Plan` or its one-line text; None: one is made.
+      plan: a `Plan`, its one-line text, or another way to plan by name ("even": a stage on every
+        group; "megatron", "alpa", "harp", "single_group"); None: the search makes one.
       batch_argnums: the arguments whose arrays have B examples along dimension 0. An argument
         that the call does not have is no batch.
       donate_argnums: the arguments that are given away: their arrays must not be used after the

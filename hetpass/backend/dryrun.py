@@ -24,7 +24,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from hetpass.backend.assigned_stages import assigned_stages
 from hetpass.backend.compile import Build, undonatable
 from hetpass.backend.gpu_target import gpu_target
-from hetpass.backend.lower import finish_results, lower
+from hetpass.backend.lower import StageProgram, finish_results, lower
 from hetpass.backend.report import FragmentReport, fragment_report
 from hetpass.backend.shard import slot_shardings, stage_replicas, stored_aval
 from hetpass.errors import ClusterError
@@ -53,21 +53,16 @@ class DryStage:
     Attributes:
       group, kind: of its devices.
       fragments: what the compiler made of its programs.
-      held_bytes: on each device, what lies there between programs: what stays for the step, and
-        for every microbatch in flight what its forward leaves to its backward.
+      peak_bytes: on each device, at the fullest moment: what the program at work takes, what lies
+        there beside it for later, and what the other microbatches in flight have left.
       limit_bytes: of a device.
     """
 
     group: str
     kind: str
     fragments: tuple[FragmentReport, ...]
-    held_bytes: int
+    peak_bytes: int
     limit_bytes: int
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that a device holds: what lies there, and one program's temporaries."""
-        return self.held_bytes + max(f.temporary_bytes for f in self.fragments)
 
     @property
     def fits(self) -> bool:
@@ -142,21 +137,56 @@ def dryrun(
     held = [_device_bytes(a, s) for a, s in zip(avals, shardings, strict=True)]
     stages = []
     for number, replica in enumerate(replicas):
-        own = [slot for slot in staged.slots if slot.stage == number]
-        step = sum(held[slot.index] for slot in own if slot.scope == "step")
-        each = sum(held[slot.index] for slot in own if slot.scope != "step")
+        own = [
+            (executable.program, report)
+            for executable, report in zip(executables, reports, strict=True)
+            if report.stage == number
+        ]
         kind = groups[replica.group].kind
         stages.append(
             DryStage(
                 replica.group,
                 kind.name,
-                tuple(report for report in reports if report.stage == number),
-                step + in_flight[number] * each,
+                tuple(report for _, report in own),
+                _peak_bytes(staged, own, held, in_flight[number], kept),
                 kind.memory_bytes,
             )
         )
     calls = {id(executable.call) for executable in executables}
     return DryRun(tuple(stages), len(executables), len(calls))
+
+
+def _peak_bytes(
+    staged: Staged,
+    own: Sequence[tuple[StageProgram, FragmentReport]],
+    held: Sequence[int],
+    in_flight: int,
+    kept: frozenset[int],
+) -> int:
+    """The fullest moment of a stage, its programs one after another.
+
+    Args:
+      own: its programs, as `lower` orders them: those that start it last.
+      held: bytes of every slot on a device.
+      kept: slots that somebody else holds on to.
+    """
+    stage = own[0][0].stage
+    ordered = sorted(own, key=lambda pair: pair[0].role != "start")
+    alive = {f.slot for f in staged.feeds if staged.slots[f.slot].stage == stage}
+    moments: list[tuple[StageProgram, int]] = []
+    left_bytes = 0  # by each microbatch's forward
+    for program, report in ordered:
+        beside = alive - set(program.arguments) - set(program.results)
+        moments.append((program, report.peak_bytes + sum(held[slot] for slot in beside)))
+        alive |= set(program.arguments) | set(program.results)
+        alive -= set(program.frees) - kept
+        if program.role == "forward":
+            of_one = [slot for slot in alive if staged.slots[slot].scope == "microbatch"]
+            left_bytes = sum(held[slot] for slot in of_one)
+        if program.role == "backward":  # what a microbatch had is gone with it
+            alive = {slot for slot in alive if staged.slots[slot].scope == "step"}
+    others = (in_flight - 1) * left_bytes
+    return max(size + (others if program.per_microbatch else 0) for program, size in moments)
 
 
 def _device_bytes(aval: jax.core.ShapedArray, sharding: NamedSharding) -> int:

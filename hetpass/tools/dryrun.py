@@ -30,7 +30,6 @@ def dryrun(arguments: Namespace, terminal: Terminal) -> Answer:
             "group": stage.group,
             "kind": stage.kind,
             "peak_bytes": stage.peak_bytes,
-            "held_bytes": stage.held_bytes,
             "limit_bytes": stage.limit_bytes,
             "fits": stage.fits,
         }

@@ -21,6 +21,7 @@ from hetpass.ir.plan import Plan
 from hetpass.tools.answer import Answer, Command
 from hetpass.tools.bundle import Bundle, save_bundle
 from hetpass.tools.plan_cache import Entry, PlanCache, content_key
+from hetpass.tools.profile_plans import plan_from_profiles
 from hetpass.tools.steps import declare_step, on_this_processor, stepped
 from hetpass.tools.switches import cache_folder
 from hetpass.tools.target import load_target
@@ -48,8 +49,10 @@ class Found:
 
 def plan(arguments: Namespace, terminal: Terminal) -> Answer:
     """Plans a step; prints who computes what and why."""
-    on_this_processor()
     out = _checked_output(arguments.output)
+    if arguments.facts is not None:
+        return plan_from_profiles(arguments, terminal, out)
+    on_this_processor()
     cluster = Cluster.from_file(arguments.cluster)
     profile = DeviceProfile.load(arguments.profile) if arguments.profile else None
     if profile is not None:
@@ -159,6 +162,8 @@ def _declare_plan(parser: ArgumentParser) -> None:
     declare_step(parser)
     parser.add_argument("--cluster", metavar="FILE", required=True, help=".toml or .json")
     parser.add_argument("--profile", metavar="FILE", help="measured figures: hetpass profile")
+    parser.add_argument("--facts", metavar="DIR", help="plan from measured layers; STEP is a model "
+                        "there, with --batch")  # fmt: skip
     parser.add_argument("--no-cache", action="store_true", help="plan anew")
     parser.add_argument("-o", "--output", metavar="plan.json",
                         help="write the plan, and facts and cluster beside it")  # fmt: skip

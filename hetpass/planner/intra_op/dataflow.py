@@ -44,6 +44,20 @@ class Dataflow:
                 found[value].append(Reader(k, i))
         return tuple(tuple(readers) for readers in found)
 
+    @cached_property
+    def owners(self) -> dict[int, int]:
+        """Gradient -> the parameter that it goes to: the first, where one is read in two forms."""
+        found: dict[int, int] = {}
+        for number, parameter in enumerate(self.graph.parameters):
+            if parameter.gradient is not None:
+                found.setdefault(parameter.gradient, number)
+        return found
+
+    def gradient(self, number: int) -> int | None:
+        """Of a parameter; None if there is none here, or it goes to another."""
+        gradient = self.graph.parameters[number].gradient
+        return gradient if gradient is not None and self.owners[gradient] == number else None
+
     def reading_phases(self, value: int) -> frozenset[Phase]:
         """The phases that read a value."""
         operations = self.graph.operations

@@ -192,7 +192,7 @@ class _Meter:
         value, at_rest = self.graph.values[parameter.value], self.assignment.at_rest[number]
         parts = ways(at_rest, self.mesh)
         self.state_bytes += parameter.state_bytes / parts
-        if parameter.gradient is not None:
+        if self.flow.gradient(number) is not None:
             touched = 2 * parameter.state_bytes + parameter.accumulator_bytes
             self.seconds["once"] += touched / parts / self.setting.bandwidth
         if parameter.value not in self.assignment.stored:
@@ -213,7 +213,7 @@ class _Meter:
             self.gathered_bytes = max(self.gathered_bytes, self.local_bytes(value, used))
 
     def accumulate(self) -> None:
-        owners = {p.gradient: k for k, p in enumerate(self.graph.parameters)}
+        owners = self.flow.owners
         for v in self.graph.accumulated:
             value, layout = self.graph.values[v], self.assignment.accumulators[v]
             end, held = whole(len(value.shape)), value

@@ -147,9 +147,8 @@ class _Builder:
             self.connect_value(value)
         for number in range(len(self.graph.parameters)):
             self.add_parameter(number)
-        gradients = {p.gradient for p in self.graph.parameters}
         for value in self.graph.accumulated:
-            if value not in gradients:
+            if value not in self.flow.owners:
                 self.add_accumulator(value, self.graph.values[value].item_bytes)
         for one, other in self.graph.ties:
             self.tie(one, other)
@@ -317,18 +316,15 @@ class _Builder:
         resting = layouts(value.shape, self.mesh)
         share = 1 / np.array([ways(layout, self.mesh) for layout in resting])
         touched = 2 * parameter.state_bytes + parameter.accumulator_bytes
-        update = (
-            touched * share / setting.bandwidth if parameter.gradient is not None else 0 * share
-        )
+        gradient = self.flow.gradient(number)
+        update = (0.0 if gradient is None else touched) * share / setting.bandwidth
         at_rest = self.add(Node("at_rest", number, resting), update, parameter.state_bytes * share)
         if parameter.value in self.flow.canonical:
             self.add_in_use(number, at_rest)
-        if parameter.gradient is not None:
-            gradient = self.graph.values[parameter.gradient]
-            item_bytes = parameter.accumulator_bytes / max(
-                1.0, gradient.size_bytes / gradient.item_bytes
-            )
-            self.add_accumulator(parameter.gradient, item_bytes, at_rest)
+        if gradient is not None:
+            value = self.graph.values[gradient]
+            item_bytes = parameter.accumulator_bytes / max(1.0, value.size_bytes / value.item_bytes)
+            self.add_accumulator(gradient, item_bytes, at_rest)
 
     def add_in_use(self, number: int, at_rest: int) -> None:
         parameter, setting = self.graph.parameters[number], self.setting

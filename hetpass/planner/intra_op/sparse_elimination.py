@@ -18,6 +18,8 @@ from hetpass.planner.intra_op.pbqp import Floats, Problem
 
 Codes = NDArray[np.int64]
 
+_LARGEST_CODE = 1 << 62
+
 
 @dataclass(frozen=True, eq=False)
 class _Sparse:
@@ -130,6 +132,8 @@ class _Work:
         return total
 
     def join(self, one: _Sparse, other: _Sparse, others: Sequence[_Sparse] = ()) -> _Sparse | None:
+        if prod(self.sizes[n] for n in {*one.nodes, *other.nodes}) > _LARGEST_CODE:
+            return None
         shared = [n for n in one.nodes if n in other.nodes]
         keys, other_keys = self.pick(one, shared), self.pick(other, shared)
         order = np.argsort(other_keys, kind="stable")

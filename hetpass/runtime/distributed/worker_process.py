@@ -139,7 +139,9 @@ def _started(start: WorkerStart, coordinator: str) -> Worker:
     for name in start.modules:
         importlib.import_module(name)
     if seat.hosts > 1:
-        jax.distributed.initialize(coordinator, seat.hosts, seat.host)
+        jax.distributed.initialize(
+            coordinator, seat.hosts, seat.host, coordinator_bind_address=coordinator
+        )
     devices = jax.devices()
     here = jax.local_devices()
     if len(here) != seat.num_devices or len(devices) != seat.num_devices * seat.hosts:

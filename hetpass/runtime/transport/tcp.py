@@ -200,8 +200,11 @@ class _Line:
             while (item := self._queue.get()) is not None:
                 self._carry(*item)
                 del item
-        except Exception as error:  # a lost connection, or an array that could not be computed
-            self._receiver.fail(self._place, str(error) or type(error).__name__)
+        except OSError as error:
+            self._receiver.fail(self._place, str(error))
+        except Exception as error:  # of the computation that was to make the array
+            why = f"what was to be sent could not be computed: {error or type(error).__name__}"
+            self._receiver.fail(self._place, why)
 
     def _carry(self, message: Message, value: Any, box: Box | None) -> None:
         if isinstance(value, jax.Array):

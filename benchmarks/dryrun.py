@@ -32,8 +32,8 @@ from hetpass.tools.models.steps import model_step
 RESULTS = Path(__file__).parent / "results" / "dryrun.json"
 NETWORK = Link(100e-6, 12.5e9)
 CASES = {
-    "gpu": ("gpt-2.6B", ("H100-80", "A100-40", "V100-16")),
-    "tpu": ("gpt-350M", ("TPU-v5e", "H100-80")),
+    "gpu": ("gpt-2.6B", ("H100-80", "A100-40", "V100-16"), "float16"),
+    "tpu": ("gpt-350M", ("TPU-v5e", "H100-80"), "bfloat16"),
 }
 
 
@@ -48,8 +48,8 @@ def cluster(kinds: tuple[str, ...]) -> Cluster:
 
 def run(case: str) -> dict[str, Any]:
     """Traces, plans and compiles; nothing is executed."""
-    name, kinds = CASES[case]
-    model, on = model_step(name), cluster(kinds)
+    name, kinds, dtype = CASES[case]
+    model, on = model_step(name, dtype=dtype), cluster(kinds)
     traced = hp.het_parallelize(model.step, cluster=on).trace(model.state, model.batch)
     planned = traced.plan(num_microbatches=64)
     expected = evaluate(planned.plan, planned.facts, on, ASSUMED)
@@ -79,6 +79,16 @@ def _stage(stage: DryStage, expected: StageEvaluation) -> dict[str, Any]:
         "predicted over compiled": predicted / stage.peak_bytes,
         "limit_bytes": stage.limit_bytes,
         "longest compile_s": max(f.compile_s for f in stage.fragments),
+        "analytic seconds": {
+            "forward": expected.forward_s,
+            "backward": expected.backward_s,
+            "of peak rates": ASSUMED.flops,
+        },
+        "the compiler's seconds": {
+            fragment.role: seconds
+            for fragment, seconds in zip(stage.fragments, stage.estimates_s, strict=True)
+            if seconds is not None and fragment.role in ("forward", "backward")
+        },
         "fragments": [str(fragment) for fragment in stage.fragments],
     }
 

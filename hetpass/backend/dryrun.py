@@ -22,7 +22,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from hetpass.backend.assigned_stages import assigned_stages
-from hetpass.backend.compile import Build, undonatable
+from hetpass.backend.compile import Build, Executable, undonatable
 from hetpass.backend.gpu_target import gpu_target
 from hetpass.backend.lower import StageProgram, finish_results, lower
 from hetpass.backend.report import FragmentReport, fragment_report
@@ -53,6 +53,7 @@ class DryStage:
     Attributes:
       group, kind: of its devices.
       fragments: what the compiler made of its programs.
+      estimates_s: the compiler's own seconds for each of them; None where it has none (GPUs).
       peak_bytes: on each device, at the fullest moment: what the program at work takes, what lies
         there beside it for later, and what the other microbatches in flight have left.
       limit_bytes: of a device.
@@ -61,6 +62,7 @@ class DryStage:
     group: str
     kind: str
     fragments: tuple[FragmentReport, ...]
+    estimates_s: tuple[float | None, ...]
     peak_bytes: int
     limit_bytes: int
 
@@ -95,7 +97,9 @@ class DryRun:
                 f"stage {number} on {stage.kind} of {stage.group}: {stage.peak_bytes / 1e9:.3g} of "
                 f"{stage.limit_bytes / 1e9:.3g} GB, {verdict}"
             )
-            lines += [f"  {fragment}" for fragment in stage.fragments]
+            for fragment, seconds in zip(stage.fragments, stage.estimates_s, strict=True):
+                said = "" if seconds is None else f"; {seconds:.3g} s by the compiler's model"
+                lines.append(f"  {fragment}{said}")
         return "\n".join(lines)
 
 
@@ -148,12 +152,21 @@ def dryrun(
                 replica.group,
                 kind.name,
                 tuple(report for _, report in own),
+                tuple(_estimate_s(e) for e in executables if e.program.stage == number),
                 _peak_bytes(staged, own, held, in_flight[number], kept),
                 kind.memory_bytes,
             )
         )
     calls = {id(executable.call) for executable in executables}
     return DryRun(tuple(stages), len(executables), len(calls))
+
+
+def _estimate_s(executable: Executable) -> float | None:
+    """The compiler counts -1 s for every operation that it has no model of; programs of a second or
+    more would be needed for that to go unseen."""
+    analysis = executable.call.cost_analysis()
+    seconds = analysis.get("optimal_seconds") if analysis else None
+    return None if seconds is None else float(seconds - math.floor(seconds))
 
 
 def _peak_bytes(

@@ -379,7 +379,11 @@ class Passes:
         staged = self._run("partition", lambda: partition_layers(layered, stages, count, homes))
         shared = len(set(plan.lane_of)) < len(plan.lane_of)
         schedule = "auto" if shared else DEFAULT_SCHEDULE
-        return staged, replace(plan, schedule=schedule, tasks=())
+        pipelines = tuple(  # assignments are of the other step's operations
+            replace(p, stages=tuple(replace(s, assignments=()) for s in p.stages))
+            for p in plan.pipelines
+        )
+        return staged, replace(plan, pipelines=pipelines, schedule=schedule, tasks=())
 
     def _run(self, name: str, function: Callable[[], T]) -> T:
         began = time.perf_counter()

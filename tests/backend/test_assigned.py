@@ -7,11 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
+import hetpass as hp
+from hetpass.analysis.operation_graph import operation_graphs
+from hetpass.backend.compile import compile
+from hetpass.backend.report import report
+from hetpass.cost.logical_meshes import LinkedMesh
 from hetpass.errors import PlanError
+from hetpass.ir.catalogue import find_kind
+from hetpass.ir.devices import Link
+from hetpass.planner.intra_op.setting import Setting
+from hetpass.planner.intra_op.solve import solve
+from hetpass.planner.schedule_choice import plan_schedule
+from hetpass.transforms.partition import partition
 from tests.backend.assigned_cases import (
     CASES,
     MESHES,
@@ -51,6 +64,46 @@ def test_stages_with_and_without_assignments(recompute: str, schedule: str) -> N
     plan = assigned_plan(source, stages, recompute=recompute, schedule=schedule)
     result = outcome(case, plan, {"a": 4, "b": 4})
     assert_equal(result, jax.jit(case.step)(case.state, case.batch))
+
+
+def test_training_goes_on_with_a_donated_state_and_an_eval_step_beside() -> None:
+    case = scanned()
+    source = layered(case, 2)
+    mesh = MESHES[1]
+    (own,) = drawn(source, [mesh], random.Random(3))
+    plan = assigned_plan(source, [("a", mesh, own)])
+    cluster = hp.Cluster.emulated({"a": 8})
+    step = hp.het_parallelize(case.step, cluster=cluster, num_microbatches=2, plan=plan)
+
+    def evaluate(state: Any, batch: Any) -> Any:
+        return (batch @ state[0]).sum(-1)
+
+    beside = step.companion(evaluate)
+    state, expected = jax.tree.map(jnp.array, case.state), case.state
+    for _ in range(3):
+        state, *found = step(state, case.batch)
+        expected, *wanted = jax.jit(case.step)(expected, case.batch)
+        assert_equal(found, wanted)
+        assert_equal(beside(state, case.batch), jax.jit(evaluate)(expected, case.batch))
+    assert_equal(state, expected)
+
+
+@pytest.mark.parametrize("name", ["blocks", "scanned"])
+def test_solved_assignments_compile_as_priced(name: str) -> None:
+    """By kind, bytes and axes, in loops too; `compiled.report()` has nothing to tell."""
+    case = CASES[name]()
+    source = layered(case, 2)
+    links = (Link(1e-8, 5e10), Link(1e-8, 1e11))
+    mesh = LinkedMesh(MESHES[1], links)
+    setting = Setting(mesh, find_kind("cpu"), num_microbatches=2)
+    answers = [solve(graph, setting) for graph in operation_graphs(source)]
+    own = tuple(answer.assignment for answer in answers if answer is not None)
+    staged = partition(source, plan := assigned_plan(source, [("a", MESHES[1], own)]))
+    schedule = plan_schedule(plan, has_backward=True, num_microbatches=2)
+    compiled = compile(staged, plan, {"a": jax.devices()[:8]}, schedule)
+    asked = [e for x in compiled.executables for e in x.program.emitted()]
+    assert sum(e.count for e in asked) > 5
+    assert [str(d) for r in report(compiled) for d in r.differences] == []
 
 
 def test_an_assignment_of_another_program_is_refused() -> None:

@@ -77,11 +77,12 @@ class Conversation:
     def array(self, aval: Any, stage: int, places: tuple[int, ...]) -> RemoteArray:
         """A name for an array that workers are about to make."""
         number = self.next_array()
-        return RemoteArray(aval, stage, places, number, self.fetched, self.forget)
+        return RemoteArray(aval, stage, places, number, self.fetching, self.forget)
 
-    def fetched(self, array: RemoteArray) -> Any:
+    def fetching(self, array: RemoteArray) -> Callable[[], Any]:
+        """Asks for the numbers of an array; the result waits for them."""
         promises = [self.crew.ask(place, "fetch", array.number) for place in array.places]
-        return joined(self.crew.wait(promises))
+        return lambda: joined(self.crew.wait(promises))
 
     def asked(self, promises: list[Any]) -> None:
         """A call was asked for; waits for earlier ones if there are too many."""
@@ -258,7 +259,7 @@ class DistributedRuntime:
         value: Any,
         places: tuple[int, ...],
     ) -> None:
-        here = isinstance(value, RemoteArray) and set(places) <= set(value.places)
+        here = isinstance(value, RemoteArray) and set(places) == set(value.places)
         sent = Kept(value.number) if here else encoded(_at_hand(value))
         for place in places:
             inputs[place][number] = sent

@@ -33,14 +33,15 @@ class RemoteArray:
         stage: int,
         places: tuple[int, ...],
         number: int,
-        fetch: Callable[[RemoteArray], Any],
+        fetching: Callable[[RemoteArray], Callable[[], Any]],
         forget: Callable[[tuple[int, ...], int], None],
     ) -> None:
         self.aval = aval
         self.stage = stage
         self.places = places
         self.number = number
-        self._fetch = fetch
+        self._fetching = fetching
+        self._arriving: Callable[[], Any] | None = None
         self._value: Any = None
         self._deleted = False
         self._finalizer = weakref.finalize(self, forget, places, number)
@@ -84,7 +85,7 @@ class RemoteArray:
     def given_away(self) -> None:
         """The workers have been told to forget it, or will be when this object goes."""
         self._deleted = True
-        self._value = None
+        self._value = self._arriving = None
 
     def taken(self) -> None:
         """Somebody else tells the workers to forget it."""
@@ -98,8 +99,8 @@ class RemoteArray:
 
     # -- numbers ------------------------------------------------------------------------------
 
-    def value(self) -> Any:
-        """The whole array: numpy, or PRNG keys. Fetched once.
+    def ask(self) -> None:
+        """Has its numbers sent here; `value` then waits for them.
 
         Raises:
           ExecutionError: HP-RUN-DONATED, it was given away.
@@ -113,8 +114,18 @@ class RemoteArray:
                     "pass donate_argnums=() to keep the arrays that are passed in",
                 ),
             )
-        if self._value is None:
-            self._value = self._fetch(self)
+        if self._value is None and self._arriving is None:
+            self._arriving = self._fetching(self)
+
+    def value(self) -> Any:
+        """The whole array: numpy, or PRNG keys. Fetched once.
+
+        Raises:
+          ExecutionError: HP-RUN-DONATED, it was given away.
+        """
+        self.ask()
+        if self._arriving is not None:
+            self._value, self._arriving = self._arriving(), None
         return self._value
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -160,6 +171,9 @@ class RemoteArray:
 def fetch(tree: Any) -> Any:
     """The tree with the numbers of arrays that live elsewhere: numpy arrays (PRNG keys stay keys).
 
-    Other leaves stay as they are.
+    Other leaves stay as they are. All are asked for before the first is waited for.
     """
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, RemoteArray):
+            leaf.ask()
     return jax.tree.map(lambda leaf: leaf.value() if isinstance(leaf, RemoteArray) else leaf, tree)

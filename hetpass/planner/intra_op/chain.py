@@ -236,18 +236,19 @@ def _meeting(before: BoundaryTable, after: BoundaryTable) -> Floats:
         columns = np.array([table.index[state[other]] for state in after.left])
         apart += np.where(rows[:, None] == columns[None, :], 0.0, np.inf)
         moved += table.seconds[np.ix_(rows, columns)]
-    arriving = np.zeros_like(apart)
-    for numbers, states, taken, own in (
-        (ones, before.right, {m[0] for m in matches}, before),
-        (others, after.left, {m[1] for m in matches}, after),
-    ):
+    sides = (
+        (before, ones, before.right, {one for one, _ in matches}),
+        (after, others, after.left, {other for _, other in matches}),
+    )
+    arriving = [np.zeros(len(states)) for _, _, states, _ in sides]
+    for seconds, (own, numbers, states, taken) in zip(arriving, sides, strict=True):
         for position, v in enumerate(numbers):
             value = own.made.graph.values[v]
             if position not in taken and value.role in ("activation", "cotangent"):
                 prices = arrival_s(value, mesh)
-                column = np.array([count * prices[state[position]] for state in states])
-                arriving += column[:, None] if own is before else column[None, :]
-    return arriving + (apart if np.isfinite(apart).any() else count * moved)
+                seconds += [count * prices[state[position]] for state in states]
+    agreeing = apart if np.isfinite(apart).any() else count * moved
+    return arriving[0][:, None] + arriving[1][None, :] + agreeing
 
 
 def _matched(ones: Sequence[Value], others: Sequence[Value]) -> list[tuple[int, int]]:

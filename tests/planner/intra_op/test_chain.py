@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hetpass.ir.operation_graph import Operation, ShardingRule
 from hetpass.planner.intra_op.answers import fastest
 from hetpass.planner.intra_op.boundary import boundary_table
 from hetpass.planner.intra_op.chain import chained
@@ -125,3 +126,29 @@ def test_refining_brings_a_chain_of_upper_bounds_near_the_optimum():
     assert rough.costs[0, 5] > best.costs[0, 5] * (1 + 1e-6)
     assert best.costs[0, 5] * (1 - 1e-7) <= fine.costs[0, 5] <= best.costs[0, 5] * 1.01
     assert rough.lower[0, 5] < fine.lower[0, 5] <= best.costs[0, 5] * (1 + 1e-7)
+
+
+def test_what_crosses_more_than_one_boundary_arrives():
+    """A layer that reads what an earlier one gave, beside its neighbour's activation."""
+    graph = random_layer(random.Random(3), 2e5)
+    extra = replace(graph.values[0], shape=(4, 12))
+    number = len(graph.values)
+    reader = Operation(
+        "far",
+        "forward",
+        (number,),
+        (number + 1,),
+        ShardingRule((4, 12), (((0,), (1,)),), (((0,), (1,)),)),
+    )
+    far = replace(
+        graph,
+        values=(*graph.values, extra, replace(extra, role="inner")),
+        operations=(reader, *graph.operations),
+    )
+    setting = replace(random_setting(random.Random(2), 1), alone=False, recompute=False)
+    near = chained([boundary_table(program(graph, setting))] * 2, (0, 1, 0))
+    found = chained([boundary_table(program(far, setting))], (0, 0, 0))
+    assert len(found.tables[0].left[0]) == len(near.tables[0].left[0]) + 1
+    assert np.isfinite(found.costs[0, 3])
+    assert found.costs[0, 3] >= near.costs[0, 3] * (1 - 1e-9)
+    assert len(found.path(0, 3)) == 3

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpass.cost.analytic import Assumptions, Submesh, layer_seconds
+from hetpass.cost.collectives import all_gather_s
 from hetpass.cost.profiled import profiled_bytes, profiled_seconds
 from hetpass.cost.range_bytes import over_ranges, range_bytes
 from hetpass.cost.submeshes import submesh_sizes, submeshes
@@ -166,16 +167,43 @@ def stage_table(
         held = range_bytes(facts.layers, submesh, examples, recompute, facts.shared)
     forward = over_ranges([s.forward for s in seconds])
     backward = over_ranges([s.backward for s in seconds])
+    arrives, comes_back = arrival_tables(facts, group, submesh, examples)
+    again = forward if recompute == "full" else 0.0
     return StageTable(
         group=group_index,
         devices=submesh.devices,
         mesh=submesh.axes,
         recompute=recompute,
-        forward_s=forward + assumed.launch_s,
-        backward_s=(backward + forward if recompute == "full" else backward) + assumed.launch_s,
+        forward_s=forward + arrives[:, None] + assumed.launch_s,
+        backward_s=backward + again + comes_back[None, :] + assumed.launch_s,
         once_s=over_ranges([s.sync + s.update for s in seconds]),
         fixed_bytes=held.fixed,
         activation_bytes=held.per_microbatch,
+    )
+
+
+def arrival_tables(
+    facts: ProgramFacts, group: DeviceGroup, submesh: Submesh, examples: float
+) -> tuple[Floats, Floats]:
+    """Seconds in which a stage's devices hand each other what came over the link in parts.
+
+    A value crosses the link once, whatever number of devices wants it; the devices of a row, which
+    all want it, then gather it inside the group (Zhuang et al., MLSys 2023).
+
+    Returns:
+      In front of each layer an activation [L], and behind each range of layers that ends there a
+      gradient [L + 1].
+    """
+    share, link = examples / submesh.data, group.link_among(submesh.model)
+    activations = [layer.boundary_bytes.of(share) for layer in facts.layers[:-1]]
+    gradients = [layer.gradient_boundary_bytes.of(share) for layer in facts.layers[:-1]]
+
+    def gathered(sizes: Sequence[float]) -> list[float]:
+        return [all_gather_s(size, submesh.model, link) for size in sizes]
+
+    return (
+        np.array([0.0, *gathered(activations)]),
+        np.array([0.0, *gathered(gradients), 0.0]),
     )
 
 

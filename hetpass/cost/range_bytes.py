@@ -1,7 +1,9 @@
 """Bytes that one device of a stage holds. No JAX.
 
-fixed           parameters, optimizer state, gradient accumulators, the batch, transfer buffers,
-                and with recomputation the activations of the one microbatch that is in backward
+fixed           parameters, optimizer state, gradient accumulators, what one microbatch adds to
+                them (compilers make it whole before they add it: benchmarks/dryrun.py), the batch,
+                transfer buffers, and with recomputation the activations of the one microbatch that
+                is in backward
 per microbatch  in flight: the activations held for backward; with recomputation only what the
                 stage reads
 """
@@ -47,7 +49,8 @@ def range_bytes(
     share = examples / submesh.data
     ways = [min(submesh.model, layer.most_tensor_parallel) for layer in layers]
     held = [
-        (x.parameter_bytes + x.state_bytes + x.gradient_bytes) / w + x.batch_bytes / submesh.data
+        (x.parameter_bytes + x.state_bytes + 2 * x.gradient_bytes) / w
+        + x.batch_bytes / submesh.data
         for x, w in zip(layers, ways, strict=True)
     ]
     state = over_ranges(held)
@@ -81,7 +84,8 @@ class MemoryParts:
     """What `RangeBytes.fixed` and one microbatch of one range of layers are made of, in bytes.
 
     Attributes:
-      parameters, state, gradients: master copies and optimizer state are in the second.
+      parameters, state, gradients: master copies and optimizer state are in the second; the
+        third are accumulators, and what one microbatch adds to them.
       batch: inputs and results of the whole batch.
       buffers: of transfers at both ends.
       workspace: of the layer that needs most while it runs.
@@ -131,7 +135,7 @@ def memory_parts(
     return MemoryParts(
         parameters=total(lambda x: x.parameter_bytes) - sum(p.held_bytes / w for p, w in both),
         state=total(lambda x: x.state_bytes),
-        gradients=total(lambda x: x.gradient_bytes),
+        gradients=total(lambda x: 2 * x.gradient_bytes),
         batch=sum(whole[k].batch_bytes for k in layers) / submesh.data,
         buffers=sum(amount.of(share) for pair in cuts for amount in pair),
         workspace=max(whole[k].workspace_bytes.of(share) / ways(k) for k in layers),

@@ -24,15 +24,15 @@ LAYERS = [
 def test_closed_forms_without_recomputation():
     held = range_bytes(LAYERS, Submesh(2), 8, "none")
     # four examples a row: 4 · (3 + 1) bytes cross each cut
-    assert held.fixed[1, 3] == (20 + 25) + (30 + 25) + 16
-    assert held.fixed[1, 2] == (20 + 25) + 2 * 16
-    assert held.fixed[0, 3] == 60 + 75
+    assert held.fixed[1, 3] == (20 + 30) + (30 + 30) + 16
+    assert held.fixed[1, 2] == (20 + 30) + 2 * 16
+    assert held.fixed[0, 3] == 60 + 90
     assert held.per_microbatch[0, 3] == 3 * 9
 
 
 def test_tensor_parallelism_shares_state_and_activations():
     held = range_bytes(LAYERS, Submesh(1, 2), 4, "none")
-    assert held.fixed[0, 1] == 35 / 2 + 16
+    assert held.fixed[0, 1] == 40 / 2 + 16
     assert held.per_microbatch[0, 2] == 9.0
     more = range_bytes(LAYERS, Submesh(1, 4), 4, "none")
     assert more.per_microbatch[0, 2] == 9.0  # the layers do not split into more than two

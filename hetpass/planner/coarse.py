@@ -17,12 +17,14 @@ from hetpass.planner.objective import Pick
 def coarse_cuts(tables: CostTables, pieces: int) -> tuple[int, ...]:
     """Layers 0 … L cut into at most so many pieces of about equal time: their ends, and 0."""
     count = tables.num_layers
+    if pieces >= count:
+        return tuple(range(count + 1))
     layer = np.arange(count)
     times = [t.forward_s[layer, layer + 1] + t.backward_s[layer, layer + 1] for t in tables.stages]
     least = np.minimum.reduce(times)
     least = np.where(np.isfinite(least), least, 0.0)
     before = np.concatenate([[0.0], np.cumsum(least)]) + 1e-12 * np.arange(count + 1)
-    wanted = np.linspace(0.0, before[-1], min(pieces, count) + 1)
+    wanted = np.linspace(0.0, before[-1], pieces + 1)
     nearest = np.abs(before[None, :] - wanted[:, None]).argmin(axis=1)
     return tuple(sorted({0, *map(int, nearest), count}))
 

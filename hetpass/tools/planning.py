@@ -140,6 +140,7 @@ def _found(
             "meaning": [settings.options.batch_statistics, settings.options.routing],
             "accumulate": settings.options.accumulate_dtype,
             "by hand": str(settings.plan),
+            "baselines": arguments.baselines,
             "profile": profile.to_json() if profile is not None else None,
             "versions": which,
         }
@@ -150,7 +151,7 @@ def _found(
         seconds = {"trace": traced_s, "plan": time.perf_counter() - began}
         return Found(known.plan, known.facts, known.explanation, seconds, True)
     planned = traced.plan()
-    facts, explanation = planned.facts, planned.explain()
+    facts, explanation = planned.facts, planned.explain(baselines=arguments.baselines)
     if not arguments.no_cache:
         versions_text = " ".join(f"{package} {v}" for package, v in which.items())
         cache.keep(key, Entry(name, planned.plan, facts, explanation, versions_text))
@@ -164,6 +165,9 @@ def _declare_plan(parser: ArgumentParser) -> None:
     parser.add_argument("--profile", metavar="FILE", help="measured figures: hetpass profile")
     parser.add_argument("--facts", metavar="DIR", help="plan from measured layers; STEP is a model "
                         "there, with --batch")  # fmt: skip
+    parser.add_argument(
+        "--baselines", action="store_true", help="say the gain over other ways to plan"
+    )
     parser.add_argument("--no-cache", action="store_true", help="plan anew")
     parser.add_argument("-o", "--output", metavar="plan.json",
                         help="write the plan, and facts and cluster beside it")  # fmt: skip

@@ -13,7 +13,7 @@ from hetpass.analysis.explain import explain
 from hetpass.backend.dryrun import DryRun, dryrun
 from hetpass.backend.report import FragmentReport
 from hetpass.companion import LocalLeader
-from hetpass.errors import ExecutionError, TraceError
+from hetpass.errors import ExecutionError, PlanError, TraceError
 from hetpass.frontend.microbatch import SplitOptions
 from hetpass.frontend.trace import Signature
 from hetpass.ir import program as ir
@@ -163,16 +163,22 @@ class Traced:
         *,
         num_microbatches: int | Literal["auto"] | None = None,
         schedule: str | None = None,
+        dryrun: bool = False,
     ) -> Planned:
         """Decide who computes what; no device is touched.
 
         Args:
           num_microbatches, schedule: instead of those given to `het_parallelize`.
+          dryrun: compile the plans that were found, best first, and take the first that fits its
+            devices by the compiler's word (see `Planned.dryrun`).
 
         Raises:
           SplitError: the step has no equal in so many microbatches.
           PlanError: nothing fits.
+          ClusterError: HP-TARGET-…, with `dryrun`.
         """
+        if dryrun:
+            return self._fitting(self.plan(num_microbatches=num_microbatches, schedule=schedule))
         settings = self.settings
         if settings.plan is not None and settings.plan not in BASELINES:
             return self.with_plan(settings.plan)
@@ -185,6 +191,26 @@ class Traced:
         choice = settings.passes.rescheduled(found.step, found.plan, self.cluster)
         notes = (*found.step.notes, *choice.notes)
         return Planned(self, found.step, choice.plan, notes, found.search)
+
+    def _fitting(self, first: Planned) -> Planned:
+        """The first plan that fits by the compiler's word: that one, or one that was rejected."""
+        rejected = first.search.rejected if first.search is not None else ()
+        said = []
+        for planned in (first, *(self.with_plan(other.plan) for other in rejected)):
+            found = planned.dryrun()
+            if found.fits:
+                return planned
+            full = max(found.stages, key=lambda stage: stage.peak_bytes / stage.limit_bytes)
+            said.append(
+                f"{planned!r}: {full.peak_bytes / 1e9:.4g} of {full.limit_bytes / 1e9:.4g} GB on "
+                f"{full.kind} of {full.group}"
+            )
+        raise PlanError(
+            "HP-PLAN-MEMORY",
+            "by the compiler's word no plan that was found fits its devices",
+            details=said,
+            ways_out=["recompute activations", "use smaller microbatches", "add devices"],
+        )
 
     def with_plan(
         self, plan: Plan | str, *, num_microbatches: int | Literal["auto"] | None = None

@@ -10,7 +10,7 @@ import pytest
 
 import hetpass as hp
 from hetpass.backend import dryrun as dry
-from hetpass.errors import ClusterError
+from hetpass.errors import ClusterError, PlanError
 from hetpass.ir.catalogue import find_kind
 from hetpass.ir.cluster import Cluster, DeviceGroup, Link
 
@@ -51,10 +51,7 @@ def test_every_fragment_is_compiled_for_its_stage(cpus):
 
 
 def planned_by_halves():
-    probe = hp.het_parallelize(step, cluster=CLUSTER, num_microbatches=4).trace(
-        [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 4,
-        jax.ShapeDtypeStruct((16, 16), jnp.float32),
-    )
+    probe = traced_step()
     last = probe.facts.num_layers - 1
     half = last // 2
     return probe.with_plan(f"h[2](data=2): 0-{half} | v[1]: {half + 1}-{last}", num_microbatches=4)
@@ -83,6 +80,43 @@ def test_a_stage_that_does_not_fit_is_named(cpus):
     stage = replace(fits, peak_bytes=fits.limit_bytes + 1)
     assert not stage.fits
     assert "does not fit" in str(dry.DryRun((stage,), 1, 1))
+
+
+def traced_step():
+    return hp.het_parallelize(step, cluster=CLUSTER, num_microbatches=4).trace(
+        [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 4,
+        jax.ShapeDtypeStruct((16, 16), jnp.float32),
+    )
+
+
+def test_plans_that_do_not_fit_by_the_compilers_word_are_passed_over(monkeypatch):
+    traced = traced_step()
+    best = traced.plan()
+    assert best.search is not None
+    assert best.search.rejected
+    asked = []
+
+    def verdict(planned):
+        asked.append(planned.plan)
+        stage = dry.DryStage("h", "H100-80", (), (), 2 if len(asked) == 1 else 1, 1)
+        return dry.DryRun((stage,), 1, 1)
+
+    monkeypatch.setattr(type(best), "dryrun", verdict)
+    found = traced.plan(dryrun=True)
+    assert len(asked) == 2
+    assert asked[0] == best.plan
+    assert found.plan == asked[1] != best.plan
+
+
+def test_where_no_plan_fits_the_fullest_stage_is_named(monkeypatch):
+    traced = traced_step()
+    stage = dry.DryStage("h", "H100-80", (), (), 2, 1)
+    planned = type(traced.plan())
+    monkeypatch.setattr(planned, "dryrun", lambda self: dry.DryRun((stage,), 1, 1))
+    with pytest.raises(PlanError) as caught:
+        traced.plan(dryrun=True)
+    assert caught.value.code == "HP-PLAN-MEMORY"
+    assert "H100-80 of h" in str(caught.value)
 
 
 def test_what_cannot_be_compiled_for_is_refused():

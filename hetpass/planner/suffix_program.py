@@ -43,6 +43,9 @@ class Choice:
     most: Counts
 
 
+_AT_ONCE = 2_000_000
+"""Numbers in one array operation; more are taken in parts."""
+
 Ranges = tuple[Counts, ...]
 """Per first layer, the ends of the ranges that can be used."""
 
@@ -148,6 +151,47 @@ class _Way:
         return result
 
 
+Ways = Mapping[tuple[int, int], Sequence[_Way]]
+"""By group and number of devices."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Merged:
+    """A group without regard to memory: the fastest way within the bound, per number of devices.
+
+    Attributes:
+      time_s: [number of devices, first layer, end].
+      moves: by the group in front, [number of devices, its states].
+    """
+
+    group: int
+    time_s: Floats
+    moves: Mapping[int, Counts]
+
+    @classmethod
+    def of(cls, run: _Run, group: int) -> _Merged | None:
+        """None for a group that cannot be used."""
+        sizes = [key[1] for key in run.choices if key[0] == group]
+        moves = {}
+        for p in range(len(run.values)):
+            rows = [run.graph.moves.get((p, group, size)) for size in sizes]
+            known = [row for row in rows if row is not None]
+            if sizes and len(known) == len(sizes):
+                moves[p] = np.stack(known)
+        if not moves:
+            return None
+        fastest = [
+            np.minimum.reduce(
+                [
+                    np.where((w.load_s <= run.bound_s) & (w.most >= 1), w.time_s, np.inf)
+                    for w in run.choices[group, size]
+                ]
+            )
+            for size in sizes
+        ]
+        return cls(group, np.stack(fastest), moves)
+
+
 class _Run:
     """One bound: the tables of values, and the path through them."""
 
@@ -170,10 +214,8 @@ class _Run:
         ]
         for value in self.values:
             value[:, self.layers, 0] = 0.0
-        self.ways = {
-            key: [self._way(key[0], w) for w in ([self._merged(ways)] if free_memory else ways)]
-            for key, ways in program.choices.items()
-        }
+        self.reached = np.ones(self.layers + 1, dtype=np.int64)
+        """Per layer, the most levels that any value in front of it or behind is finite on."""
 
     def _way(self, group: int, way: Choice) -> _Way:
         """The way with what the bound asks of it."""
@@ -189,10 +231,27 @@ class _Run:
         return _Way(way, self._ranges(way), tuple(deltas))
 
     def picks(self) -> tuple[Pick, ...] | None:
+        if self.free_memory:
+            merged = [_Merged.of(self, group) for group in range(len(self.values))]
+            for layer in range(self.layers - 1, 0, -1):
+                for part in merged:
+                    if part is not None:
+                        self._extend_free(layer, part)
+            return self._path(self._ways())
+        ways = self._ways()
         for layer in range(self.layers - 1, 0, -1):
-            for (group, devices), ways in self.ways.items():
-                self._extend(layer, group, devices, ways)
-        return self._path()
+            for (group, devices), own in ways.items():
+                self._extend(layer, group, devices, own)
+            self.reached[layer] = max(self.reached[layer + 1], self._levels_at(layer))
+        return self._path(ways)
+
+    def _ways(self) -> Ways:
+        return {key: [self._way(key[0], way) for way in all_] for key, all_ in self.choices.items()}
+
+    def _levels_at(self, layer: int) -> int:
+        finite = [np.isfinite(value[:, layer]).any(axis=0) for value in self.values]
+        levels = np.nonzero(np.logical_or.reduce(finite))[0]
+        return int(levels[-1]) + 1 if len(levels) else 1
 
     def _ranges(self, way: Choice) -> tuple[Counts, ...]:
         """Per first layer, the ends of the ranges that stay within the bound."""
@@ -200,24 +259,14 @@ class _Run:
         usable &= np.isfinite(way.time_s) & (way.most >= 1)
         return tuple(np.nonzero(row)[0] for row in usable)
 
-    def _merged(self, ways: Sequence[Choice]) -> Choice:
-        """Without regard to memory the fastest way that stays within the bound is enough."""
-        times = [
-            np.where((way.load_s <= self.bound_s) & (way.most >= 1), way.time_s, np.inf)
-            for way in ways
-        ]
-        time_s = np.minimum.reduce(times)
-        load_s = np.where(np.isfinite(time_s), 0.0, np.inf)
-        return Choice(-1, time_s, load_s, np.full(time_s.shape, self.m))
-
     def _ends(self, way: Choice, layer: int, ends: Counts, states: Floats) -> Floats:
         """Fill of a stage and what follows, [states, ends, N]; infinite where N does not fit."""
         if self.free_memory:
             free: Floats = states + way.time_s[layer, ends][:, None]
             return free
         most = way.most[layer, ends]
-        counts = np.arange(1, self.levels + 1)
-        if self.levels < self.m:
+        counts = np.arange(1, states.shape[-1] + 1)
+        if len(counts) == self.levels < self.m:
             counts[-1] = self.m  # the last level stands for all that are larger
         room = np.where(counts[None, :] <= most[:, None], 0.0, np.inf)
         cost: Floats = states + (way.time_s[layer, ends][:, None] + room)
@@ -235,14 +284,11 @@ class _Run:
         if not before or not usable:
             return
         shape = (self.graph.counts[group] + 1, self.levels)
-        shared = np.full(shape, np.inf) if self.free_memory else None
-        best = [np.full(shape, np.inf) if shared is None else shared for _ in before]
+        best = [np.full(shape, np.inf) for _ in before]
+        states = self.values[group][..., : self.reached[layer + 1]]
         for way in usable:
             ends = way.ranges[layer]
-            fill = self._ends(way.choice, layer, ends, self.values[group][:, ends])
-            if shared is not None:
-                np.minimum(shared[:-1], fill.min(axis=1), out=shared[:-1])
-                continue
+            fill = self._ends(way.choice, layer, ends, states[:, ends])
             shifted: dict[bytes, Floats] = {}
             for index, p in enumerate(before):
                 deltas = way.deltas_of(p, layer, ends)
@@ -255,6 +301,25 @@ class _Run:
             value = self.values[p][:, layer]
             np.minimum(value, best[index][moves] + self.round_s[p, group, layer], out=value)
 
+    def _extend_free(self, layer: int, part: _Merged) -> None:
+        """The same without regard to memory, for all devices of a group at once."""
+        time_s = part.time_s[:, layer, layer + 1 :]
+        if not np.isfinite(time_s).any():
+            return
+        after = self.values[part.group][:, layer + 1 :, 0]
+        best = np.full((len(time_s), len(after) + 1), np.inf)
+        if time_s.size * len(after) <= _AT_ONCE:
+            best[:, :-1] = (after[None] + time_s[:, None]).min(axis=2)
+        else:
+            for row, times in zip(best, time_s, strict=True):
+                row[:-1] = (after + times).min(axis=1)
+        for p, moves in part.moves.items():
+            round_s = self.round_s[p, part.group, layer]
+            if np.isfinite(round_s):
+                value = self.values[p][:, layer, 0]
+                found = np.take_along_axis(best, moves, axis=1).min(axis=0)
+                np.minimum(value, found + round_s, out=value)
+
     def _shifted(self, fill: Floats, deltas: Counts) -> Floats:
         """The best over ends, [states, N + δ]: what the stage in front must hold."""
         result = np.full((fill.shape[0], self.levels), np.inf)
@@ -265,11 +330,12 @@ class _Run:
                 np.minimum(result[:, -1], held, out=result[:, -1])
                 continue
             cut = max(self.levels - int(delta), 0)
-            if cut:
-                moved = result[:, self.levels - cut :]
-                np.minimum(moved, least[:, :cut], out=moved)
+            kept = least[:, :cut]
+            if kept.size:
+                moved = result[:, int(delta) : int(delta) + kept.shape[1]]
+                np.minimum(moved, kept, out=moved)
             last = result[:, -1]
-            np.minimum(last, least[:, cut:].min(axis=1), out=last)
+            np.minimum(last, least[:, cut:].min(axis=1, initial=np.inf), out=last)
         return result
 
     def _reached(self, deltas: Counts) -> Counts:
@@ -288,17 +354,14 @@ class _Run:
         if self.allowed.most is None or self.levels < self.m:
             return np.full(least.shape[0], np.inf)
         first = max(self.m - 1 - self.allowed.most, 0)
-        held: Floats = least[:, first:].min(axis=1)
+        held: Floats = least[:, first:].min(axis=1, initial=np.inf)
         return held
 
     # -- the path -----------------------------------------------------------------------------
 
-    def _path(self) -> tuple[Pick, ...] | None:
+    def _path(self, ways: Ways) -> tuple[Pick, ...] | None:
         picks: list[Pick] = []
         group, state, layer, level = START, 0, 0, -1
-        ways = self.ways
-        if self.free_memory:
-            ways = {key: [self._way(key[0], w) for w in all_] for key, all_ in self.choices.items()}
         while layer < self.layers:
             step = self._step(ways, (group, state, layer, level))
             if step is None:
@@ -311,7 +374,7 @@ class _Run:
         return tuple(picks)
 
     def _step(
-        self, ways_of: Mapping[tuple[int, int], Sequence[_Way]], place: tuple[int, int, int, int]
+        self, ways_of: Ways, place: tuple[int, int, int, int]
     ) -> tuple[Pick, int, int, int] | None:
         """The first best stage from a state whose value is at a level; any level at the start.
 

@@ -130,8 +130,8 @@ def chained(
 ) -> Chain:
     """The best assignment of every range.
 
-    Where tables hold upper bounds, entries that might better the whole range are solved by
-    themselves, `effort.refinements` times at most.
+    Where tables hold upper bounds, entries that might better the whole chain are solved by
+    themselves, as long as its gap is worth it (`effort.chain_gap`, `effort.refinements`).
 
     Args:
       tables: per layer kind, all for the same mesh and number of microbatches.
@@ -139,8 +139,10 @@ def chained(
     """
     found = tuple(tables)
     for _ in range(effort.refinements):
-        hopeful = _hopeful(found, kinds)
-        if not hopeful:
+        known, _ = _forward(found, kinds, [table.costs for table in found])
+        lower, steps = _forward(found, kinds, [table.lower for table in found])
+        hopeful = _hopeful(Chain(found, tuple(kinds), lower, lower, steps))
+        if not hopeful or known[0, -1] <= lower[0, -1] * (1 + effort.chain_gap):
             break
         for kind, left, right in hopeful:
             table = found[kind].refined(left, right, effort)
@@ -150,13 +152,12 @@ def chained(
     return Chain(found, tuple(kinds), costs, lower, steps)
 
 
-def _hopeful(tables: tuple[BoundaryTable, ...], kinds: Sequence[int]) -> list[tuple[int, int, int]]:
+def _hopeful(chain: Chain) -> list[tuple[int, int, int]]:
     """Entries on the best path by lower bounds that may be better than what is known."""
-    lower, steps = _forward(tables, kinds, [table.lower for table in tables])
-    path = Chain(tables, tuple(kinds), lower, lower, steps).path(0, len(kinds))
+    path, tables = chain.path(0, len(chain.kinds)), chain.tables
     found = {
-        (kind, left, right): None
-        for kind, (left, right) in zip(kinds, path, strict=True)
+        (kind, left, right)
+        for kind, (left, right) in zip(chain.kinds, path, strict=True)
         if tables[kind].lower[left, right] < tables[kind].costs[left, right] * (1 - 1e-6)
     }
     return sorted(found)

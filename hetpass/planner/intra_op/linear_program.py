@@ -29,7 +29,8 @@ class Effort:
       most_joined: combinations that a sparse elimination joins.
       allowances: how far above the bound it looks, relative, one after the other.
       most_states: of a boundary.
-      refinements: rounds in which entries of boundary tables are solved by themselves.
+      refinements: rounds in which entries of boundary tables are solved by themselves,
+      chain_gap: while the whole chain is further than this above its lower bound, relative.
       prices: of memory that are tried in a row.
       limit_gap: under a memory limit, above which the integer program is used.
       most_variables: of that program.
@@ -37,11 +38,12 @@ class Effort:
 
     node_limit: int = 2000
     gap: float = 1e-9
-    most_entries: int = 1 << 21
+    most_entries: int = 1 << 23
     most_joined: int = 1_000_000
-    allowances: tuple[float, ...] = (3e-3,)
+    allowances: tuple[float, ...] = (3e-3, 3e-2)
     most_states: int = 64
-    refinements: int = 0
+    refinements: int = 2
+    chain_gap: float = 1e-2
     prices: int = 12
     limit_gap: float = 1e-3
     most_variables: int = 40_000

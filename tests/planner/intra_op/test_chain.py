@@ -120,9 +120,10 @@ def test_refining_brings_a_chain_of_upper_bounds_near_the_optimum():
     made = [program(graph, setting) for graph in graphs]
     order = (0, 1, 0, 1, 1)
     best = chained([boundary_table(m, effort=Effort(most_entries=1 << 26)) for m in made], order)
-    few = Effort(most_entries=0, allowances=())
-    rough = chained([boundary_table(m, effort=few) for m in made], order)
-    fine = chained(rough.tables, order, replace(few, refinements=8))
+    few = Effort(most_entries=0, allowances=(), chain_gap=1e-6)
+    tables = [boundary_table(m, effort=few) for m in made]
+    rough = chained(tables, order, replace(few, refinements=0))
+    fine = chained(tables, order, replace(few, refinements=8))
     assert rough.costs[0, 5] > best.costs[0, 5] * (1 + 1e-6)
     assert best.costs[0, 5] * (1 - 1e-7) <= fine.costs[0, 5] <= best.costs[0, 5] * 1.01
     assert rough.lower[0, 5] < fine.lower[0, 5] <= best.costs[0, 5] * (1 + 1e-7)

@@ -15,7 +15,7 @@ from hetpass.errors import ScheduleError
 from hetpass.planner.adaptive import AdaptiveProblem, adaptive
 from hetpass.planner.objective import Pick, most_in_flight
 from hetpass.schedules.costs import LinkCost, PipelineCosts, StageCost
-from hetpass.schedules.make import WEIGHT_SCHEDULES, make_schedule
+from hetpass.schedules.make import WEIGHT_SCHEDULES, make_schedule, policy
 from hetpass.simulator.simulate import makespan_s
 
 FAMILY = ("1f1b", "h-1f1b", "eager-1f1b")
@@ -117,14 +117,13 @@ def judged(
         return _adaptive(tables, picks, costs)
     wanted: list[tuple[str, tuple[int, ...] | None]] = [(schedule, in_flight)]
     if schedule == AUTO:
-        named = [
-            (name, make_schedule(name, num_stages=count, num_microbatches=m, costs=costs).in_flight)
-            for name in FAMILY
-        ]
+        named = [(name, policy(name, costs=costs).counts(count, m)) for name in FAMILY]
         chosen = [("1f1b", in_flight)] if in_flight is not None else []
         wanted = [(n, _cut(c, most)) for n, c in (*named, *chosen, ("1f1b", most)) if c is not None]
     found: dict[tuple[int, ...], Judged] = {}
     for name, counts in wanted:
+        if counts in found:
+            continue
         made = make_schedule(
             name, num_stages=count, num_microbatches=m, costs=costs, in_flight=counts
         )

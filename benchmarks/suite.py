@@ -35,7 +35,8 @@ compared, not promised. A column says how many times as long as ours the best pl
 takes: `even` (layers by count), `megatron` (equal stages, tensor parallelism inside a host), `alpa`
 (all devices taken for the average one), `harp` (groups in a fixed order, its own schedule),
 `single_group` (the fastest alone). Each has its own best number of microbatches, mesh and
-recomputation.
+recomputation. Seconds of tracing and planning are wall-clock; other work kept both cores of the
+machine busy (load about 15) when these were taken.
 """
 RUNS = {"gpt": "harp-8-4", "llama": "three-groups", "moe": "harp-8-4", "wresnet": "harp-8-2-2"}
 

@@ -22,7 +22,7 @@ from hetpass.cost.layer_costs import RowCosts
 from hetpass.ir.devices import DeviceGroup
 from hetpass.planner.pipelines import Market
 
-_BISECTIONS = 24
+_BISECTIONS = 18
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ import hetpass as hp
 from hetpass.backend.emulate import Emulation
 from hetpass.ir.plan import Plan
 from hetpass.ir.timeline import Timeline
-from hetpass.pipeline import step_schedule
+from hetpass.pipeline import search_options, step_schedule
+from hetpass.planner.baselines import BASELINES, baseline
 from hetpass.planner.schedule_choice import choose_schedule
 from hetpass.runtime.distributed.workers import WorkerOptions
 from hetpass.runtime.transport.message import Slowness
@@ -214,15 +215,16 @@ def speeds(args: argparse.Namespace) -> dict[str, Any]:
         bench = Bench(Model(), ratio, repeats=args.repeats)
         even = bench.compiled(f"fast: 0-{LAYERS // 2 - 1} | slow: {LAYERS // 2}-{LAYERS - 1}")
         (fast, slow), link = profiled(bench, even)
-        plans = {"fast alone": f"fast: 0-{LAYERS - 1}"}
+        plans: dict[str, Plan | str] = {"fast alone": f"fast: 0-{LAYERS - 1}"}
         for cut in range(1, LAYERS):
             for first, second in (("fast", "slow"), ("slow", "fast")):
                 name = f"{first} {cut} | {second} {LAYERS - cut}"
                 plans[name] = f"{first}: 0-{cut - 1} | {second}: {cut}-{LAYERS - 1}"
         found = {}
         ours = bench.compiled(None, schedule="auto")
-        for name, text in [("ours", None), *plans.items()]:
-            compiled = ours if text is None else bench.compiled(text)
+        plans |= baseline_plans(ours)
+        for name, plan in [("ours", None), *plans.items()]:
+            compiled = ours if plan is None else bench.compiled(plan)
             groups = [s.replicas[0].group for s in compiled.planned.plan.pipelines[0].stages]
             profiles = [{"fast": fast, "slow": slow}[g] for g in groups]
             measured_s, _ = bench.measured(compiled, args.steps)
@@ -243,9 +245,21 @@ def speeds(args: argparse.Namespace) -> dict[str, Any]:
     return rows
 
 
+def baseline_plans(compiled: Any) -> dict[str, Plan]:
+    """What other ways to plan would choose, on the same facts."""
+    traced = compiled.planned.traced
+    options = search_options(traced.wanted, (MICROBATCHES,))
+    found = {}
+    for name in BASELINES:
+        evaluation = baseline(name, compiled.planned.facts, traced.cluster, options).evaluation
+        if evaluation is not None:
+            found[name] = evaluation.plan
+    return found
+
+
 def summary(found: dict[str, Any]) -> dict[str, Any]:
     even = found[f"fast {LAYERS // 2} | slow {LAYERS // 2}"]["measured_s"]
-    names = [name for name in found if name != "ours"]
+    names = [name for name in found if name != "ours" and name not in BASELINES]
     guesses = [found[n]["predicted_s"] for n in names]
     times = [found[n]["measured_s"] for n in names]
     best = names[guesses.index(min(guesses))]
@@ -253,6 +267,11 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     result = {
         "plans": found,
         "ours_over_even": round(ours["measured_s"] / even, 3),
+        "ours_over": {
+            name: round(ours["measured_s"] / found[name]["measured_s"], 3)
+            for name in BASELINES
+            if name in found
+        },
         "ours_over_fast_alone": round(ours["measured_s"] / found["fast alone"]["measured_s"], 3),
         "ours_error": round(ours["measured_s"] / ours["predicted_s"] - 1, 3),
         "rank_correlation": round(float(scipy.stats.spearmanr(guesses, times)[0]), 3),

@@ -45,7 +45,7 @@ from hetpass.planner.intra_op.stage_tables import (
     LayerGraphs,
     intra_op_tables,
 )
-from hetpass.planner.judge import AUTO, FAMILY
+from hetpass.planner.judge import AUTO, FAMILY, least_s
 from hetpass.planner.plan_tables import lane_limits_bytes, plan_costs
 from hetpass.planner.schedule_choice import (
     OPEN_NAMES,
@@ -63,7 +63,6 @@ from hetpass.planner.search import (
 )
 from hetpass.schedules.make import schedule_names
 from hetpass.simulator import simulate
-from hetpass.simulator.bounds import lower_bound_s
 from hetpass.transforms.beside import stages_beside
 from hetpass.transforms.partition import partition, partition_layers
 from hetpass.transforms.recipes import region_recipes
@@ -73,7 +72,7 @@ T = TypeVar("T")
 DEFAULT_SCHEDULE = "1f1b"
 _MICROBATCHES_PER_STAGE = 4
 _SHARED_SUBMESHES = ("interleaved", "zb-v")
-_NEAR = 0.01
+_NEAR = 0.02
 
 
 @contextmanager
@@ -315,15 +314,11 @@ class Passes:
     def rescheduled(self, step: Summarized, plan: Plan, cluster: Cluster) -> ScheduleChoice:
         """A searched plan with the fastest schedule: its own, or one that a search finds.
 
-        Nothing is searched where no schedule could be faster by more than a percent.
+        Nothing is searched where no schedule could be faster by more than two percent.
         """
         costs = plan_costs(plan, step.facts, cluster, ASSUMED)
-        limits = lane_limits_bytes(plan, cluster, ASSUMED)
         own_s = plan.predictions["step_s"]
-        least_s = lower_bound_s(
-            costs, plan.lane_of, plan.num_microbatches, has_weight=True, limits_bytes=limits
-        )
-        if own_s <= least_s * (1 + _NEAR):
+        if own_s <= least_s(costs, plan.num_microbatches) * (1 + _NEAR):
             return ScheduleChoice(plan)
         choice = self.schedule(step, replace(uncounted(plan), schedule=AUTO), cluster)
         return choice if choice.plan.predictions["step_s"] < own_s else ScheduleChoice(plan)

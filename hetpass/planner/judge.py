@@ -94,6 +94,16 @@ def pipeline_costs(
     return PipelineCosts(tuple(stages), tuple(links))
 
 
+def least_s(costs: PipelineCosts, num_microbatches: int) -> float:
+    """What no schedule of stages on lanes of their own can pass: the first microbatch reaches a
+    stage, which then works on all of them."""
+    reached_s, bounds = 0.0, []
+    for stage, link in zip(costs.stages, (*costs.links, LinkCost(0.0, 0.0)), strict=True):
+        bounds.append(reached_s + num_microbatches * stage.busy_s + stage.update_s)
+        reached_s += stage.forward_s + link.forward_s + link.latency_s
+    return max(bounds)
+
+
 def judged(
     tables: CostTables,
     picks: Sequence[Pick],

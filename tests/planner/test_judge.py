@@ -8,7 +8,7 @@ import pytest
 from hetpass.cost.tables import cost_tables
 from hetpass.ir.cluster import Link
 from hetpass.planner.inter_op import inter_op
-from hetpass.planner.judge import judged, pipeline_costs
+from hetpass.planner.judge import judged, least_s, pipeline_costs
 from hetpass.planner.objective import Pick
 from tests.planner.small_clusters import EXACT, cluster, equal_layers
 
@@ -58,6 +58,15 @@ def test_wires_between_groups_are_not_those_of_stages_inside_one():
         picks = (Pick(first, 0, 2), Pick(first, 2, 4), Pick(last, 4, 6))
         steps |= {round(judged(t, picks, "eager-1f1b").step_s, 9) for t in (tables, swapped)}
     assert len(steps) == 1
+
+
+def test_a_bound_that_no_schedule_passes():
+    costs = pipeline_costs(problem(), PICKS)
+    bound_s = least_s(costs, 8)
+    # the second stage: 1.2 s until the first has an activation, 2 s of link, 8 times 3 s of work
+    assert bound_s == pytest.approx(1.2 + 2.0 + 8 * 3.0)
+    for name in ("1f1b", "eager-1f1b", "h-1f1b", "gpipe"):
+        assert bound_s <= judged(problem(), PICKS, name).step_s
 
 
 def test_the_best_of_the_family_is_taken():

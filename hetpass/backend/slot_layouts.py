@@ -188,8 +188,9 @@ def _follow_state(staged: Staged, found: _Layouts, axes: Mapping[int, Mapping[st
         if transfer.source in names and transfer.target in names:
             groups.join(names[transfer.source], names[transfer.target])
     seeds: dict[tuple[int, Var], tuple[Var, Layout]] = {}
-    for index, layout in sorted(found.rest.items()):
-        if index in names:
+    fed = {feed.slot for feed in staged.feeds}
+    for index, layout in sorted(found.rest.items(), key=lambda item: (item[0] not in fed, item[0])):
+        if index in names:  # the leaf itself decides, before what is made of it
             var = names[index]
             seeds.setdefault((staged.slots[index].stage, groups.root(var)), (var, layout))
     for index, var in names.items():

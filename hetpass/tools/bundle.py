@@ -101,7 +101,7 @@ def read_bundle(arguments: Namespace, plan: str | None = None) -> Bundle:
         if file is None or not (named or file.exists()):
             raise _nothing_beside(text, flag, file)
         chosen.append(file)
-    facts, cluster = ProgramFacts.load(chosen[0]), Cluster.from_file(chosen[1])
+    facts, cluster = _facts(chosen[0]), Cluster.from_file(chosen[1])
     if loaded is None:
         loaded = Plan.parse(
             text,
@@ -111,6 +111,19 @@ def read_bundle(arguments: Namespace, plan: str | None = None) -> Bundle:
         )
     loaded.check(cluster, facts.num_layers, facts.fingerprint, facts.batch_size)
     return Bundle(path.stem if is_file else text, loaded, facts, cluster)
+
+
+def _facts(path: Path) -> ProgramFacts:
+    try:
+        return ProgramFacts.load(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ToolError(
+            "HP-TOOL-FACTS",
+            f"the facts cannot be read: {reason}",
+            where=str(path),
+            ways_out=["hetpass plan STEP --cluster FILE -o plan.json writes facts beside the plan"],
+        ) from None
 
 
 def _nothing_beside(text: str, flag: str, file: Path | None) -> HetpassError:

@@ -29,7 +29,7 @@ from hetpass.planner.schedule_choice import plan_schedule
 from hetpass.tools.steps import stepped
 from hetpass.tools.target import Target
 
-_ROUNDS = 5
+_ROUNDS = 12
 _GROUP = "here"
 
 

@@ -105,3 +105,34 @@ def test_refusals_are_told_and_not_traced(hetpass, saved, tmp_path):
     assert error["ways_out"]
     assert hetpass("plot", str(saved), "-o", "x.gif").code == 2
     assert hetpass("explode").code == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("explain bad.json", "HP-PLAN-SYNTAX"),
+        ("explain bin.json", "HP-PLAN-FILE"),
+        ("explain p.json --facts none.json", "HP-TOOL-FACTS"),
+        ("explain p.json --facts bin.json", "HP-TOOL-FACTS"),
+        ("explain p.json --facts folder", "HP-TOOL-FACTS"),
+        ("explain p.json --facts bad.json", "HP-FACTS-SYNTAX"),
+        ("explain p.json --cluster bin.json", "HP-CLUSTER-FILE"),
+        ("validate none.json", "HP-CLUSTER-FILE"),
+        ("validate folder", "HP-CLUSTER-FILE"),
+        ("diff p.json bad.json", "HP-PLAN-SYNTAX"),
+        ("plot p.json -o folder/none/x.png", "HP-TOOL-WRITE"),
+        ("trace p.json -o folder/none/x.json", "HP-TOOL-WRITE"),
+        ("simulate p.json --schedule nope", "HP-SCHEDULE-UNKNOWN"),
+        ("cluster show folder", "HP-CLUSTER-FILE"),
+        ("devices Z9", "HP-CLUSTER-KIND"),
+        ("bench --on nope", "HP-TOOL-CLUSTER"),
+    ],
+)
+def test_bad_lines_are_refused_by_code(hetpass, saved, tmp_path, line, code):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "bin.json").write_bytes(bytes(range(256)))
+    said = hetpass(*line.split())
+    assert said.code in (1, 2)
+    assert said.err.startswith(f"[{code}]")
+    assert "ways out:" in said.err

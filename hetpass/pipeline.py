@@ -72,7 +72,7 @@ T = TypeVar("T")
 DEFAULT_SCHEDULE = "1f1b"
 _MICROBATCHES_PER_STAGE = 4
 _SHARED_SUBMESHES = ("interleaved", "zb-v")
-_NEAR = 0.02
+_NEAR, _NEAR_OF_MANY, _MANY_TASKS = 0.02, 0.05, 2000
 
 
 @contextmanager
@@ -314,11 +314,14 @@ class Passes:
     def rescheduled(self, step: Summarized, plan: Plan, cluster: Cluster) -> ScheduleChoice:
         """A searched plan with the fastest schedule: its own, or one that a search finds.
 
-        Nothing is searched where no schedule could be faster by more than two percent.
+        Nothing is searched where no schedule could be faster by more than two percent, or by more
+        than five of thousands of tasks.
         """
         costs = plan_costs(plan, step.facts, cluster, ASSUMED)
         own_s = plan.predictions["step_s"]
-        if own_s <= least_s(costs, plan.num_microbatches) * (1 + _NEAR):
+        tasks = 2 * plan.num_stages * plan.num_microbatches
+        near = _NEAR if tasks <= _MANY_TASKS else _NEAR_OF_MANY
+        if own_s <= least_s(costs, plan.num_microbatches) * (1 + near):
             return ScheduleChoice(plan)
         choice = self.schedule(step, replace(uncounted(plan), schedule=AUTO), cluster)
         return choice if choice.plan.predictions["step_s"] < own_s else ScheduleChoice(plan)

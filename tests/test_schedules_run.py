@@ -177,6 +177,7 @@ def test_forward_only():
             schedule=schedule,
             num_microbatches=4,
             donate_argnums=(),
+            plan="even",
         )
         compiled = work.trace(params, batch()).plan().compile()
         result, timeline = compiled.timeline(params, batch())

@@ -112,7 +112,7 @@ def test_labels_meet_their_own_examples_for_fifty_steps():
     params = mlp_params(draw, DIM, 24, 12, 12, 4)
     batches = [regression(draw) | {"id": jnp.arange(8) + 100 * i} for i in range(50)]
     cluster = hp.Cluster.emulated({"a": 4, "b": 3, "c": 1})
-    parallel = hp.het_parallelize(_labelled_step, cluster=cluster, num_microbatches=8)
+    parallel = hp.het_parallelize(_labelled_step, cluster=cluster, num_microbatches=8, plan="even")
     jitted = jax.jit(_labelled_step)
     expected, actual, naive = (jax.tree.map(jnp.copy, params) for _ in range(3))
     for number, batch in enumerate(batches):

@@ -72,6 +72,11 @@ def contradictions(eqn: JaxprEqn, rule: ShardingRule, kinds: dict[Var, Kind]) ->
     return found
 
 
+def _says_nothing(rule: ShardingRule) -> bool:
+    """All is kept whole: grouped convolutions are, since XLA's partitioner gets them wrong."""
+    return rule.whole == frozenset(range(len(rule.sizes)))
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_kinds_agree_with_shardys_factors(part: int) -> None:
     seen: set[object] = set()
@@ -83,7 +88,7 @@ def test_kinds_agree_with_shardys_factors(part: int) -> None:
         kinds = dict(split_step.kinds)
         eqns = [e for e in split_step.region.eqns if _is_new(e, kinds, seen)]
         for eqn, rule in zip(eqns, sharding_rules(eqns), strict=True):
-            if rule is None or eqn.primitive.name in _EXACT_TABLES:
+            if rule is None or eqn.primitive.name in _EXACT_TABLES or _says_nothing(rule):
                 continue
             checked += 1
             found = contradictions(eqn, rule, kinds)

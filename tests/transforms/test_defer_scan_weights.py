@@ -60,7 +60,7 @@ def arguments(**layers: tuple[int, ...]) -> tuple[Any, Any]:
 def partitioned(body: Body, given: tuple[Any, Any], stages: int, schedule: str) -> Staged:
     """Checked against the step itself, in the interpreter."""
     cluster = hp.Cluster.emulated({f"g{i}": 1 for i in range(stages)})
-    work = hp.het_parallelize(step_of(body), cluster=cluster, num_microbatches=4)
+    work = hp.het_parallelize(step_of(body), cluster=cluster, num_microbatches=4, plan="even")
     planned = work.trace(*given).plan(schedule=schedule)
     staged = partition(planned.layered, planned.plan)
     verify(staged)
@@ -119,7 +119,9 @@ def test_a_weight_that_every_iteration_shares_is_summed_in_b():
         return grads, loss
 
     cluster = hp.Cluster.emulated({"a": 1, "b": 1})
-    work = hp.het_parallelize(step, cluster=cluster, num_microbatches=2, donate_argnums=())
+    work = hp.het_parallelize(
+        step, cluster=cluster, num_microbatches=2, donate_argnums=(), plan="even"
+    )
     planned = work.trace(params, rows).plan(schedule="zb-h2")
     staged = partition(planned.layered, planned.plan)
     verify(staged)

@@ -17,7 +17,8 @@ import sys
 import time
 from typing import Any
 
-LOG = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "fuzz.json"
+TOP = pathlib.Path(__file__).parents[2]
+LOG = TOP / "benchmarks" / "results" / "fuzz.json"
 
 
 _LETTERS = {"equal": "e", "refused": "r", "wrong": "W", "crash": "C"}
@@ -52,13 +53,14 @@ def main() -> int:
     for seed in [int(s) for s in entry["failures"]] if options.again else seeds:
         case = cases.make_case(seed)
         outcome = fuzz.check(case, run)
+        text = outcome.text.replace(f"{TOP}/", "")  # the same log in every place
         outcomes, letter = entry["outcomes"], _LETTERS[outcome.verdict]
         entry["outcomes"] = outcomes[:seed] + letter + outcomes[seed + 1 :]
         entry["failures"].pop(str(seed), None)
         if outcome.verdict == "refused":
-            entry["refusals"][str(seed)] = outcome.text.splitlines()[0]
+            entry["refusals"][str(seed)] = text.splitlines()[0]
         elif outcome.verdict != "equal":
-            entry["failures"][str(seed)] = f"{outcome.verdict}: {outcome.text[-300:]}"
+            entry["failures"][str(seed)] = f"{outcome.verdict}: {text[-300:]}"
             print(case, f"{outcome.verdict}: {outcome.text}", sep="\n", flush=True)
         if seed % _FORGET_EVERY == 0:
             jax.clear_caches()

@@ -9,11 +9,10 @@ limit on a second cost (memory) is one more row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import coo_array
 
 from hetpass.planner.intra_op.pbqp import Choices, Floats, Problem
 
@@ -139,6 +138,9 @@ class _Relaxed:
 
 def _relaxed(program: _Program) -> _Relaxed | None:
     """The program without integrality; None if nothing is allowed."""
+    # scipy.optimize takes a third of a second to import: only who solves pays it.
+    from scipy.optimize import linprog
+
     scale = program.scale()
     found = linprog(
         program.objective / scale, A_eq=program.sums(), b_eq=program.right, method="highs-ds"
@@ -149,6 +151,8 @@ def _relaxed(program: _Program) -> _Relaxed | None:
 
 
 def _branched(program: _Program, limit: Limit | None, effort: Effort) -> Solved:
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     scale, sums = program.scale(), program.sums()
     constraints = [LinearConstraint(sums, program.right, program.right)]
     if limit is not None:
@@ -193,8 +197,10 @@ class _Program:
         largest = float(np.abs(self.objective).max(initial=0.0))
         return largest / 1e3 if largest else 1.0
 
-    def sums(self) -> coo_array:
+    def sums(self) -> Any:
         """One row per node, and one per row and per column of every edge."""
+        from scipy.sparse import coo_array
+
         rows, columns, signs = [], [], []
         count = len(self.allowed)
         for node in range(count):

@@ -203,7 +203,8 @@ def test_a_step_that_fails_in_a_worker_says_why():
 
 
 SCRIPT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us without
 import jax, numpy as np
 import hetpass as hp
 from tests.runtime import test_distributed_ray as here
@@ -232,8 +233,11 @@ def test_workers_end_with_the_driver(sign):
         cwd=top,
     )
     with driver:
-        pids = [int(word) for word in driver.stdout.readline().split()]
-        assert len(pids) == 2
-        driver.send_signal(sign)
-        driver.wait(30)
-        assert wait_for(lambda: not any(map(alive, pids)), 30)
+        try:
+            pids = [int(word) for word in driver.stdout.readline().split()]
+            assert len(pids) == 2
+            driver.send_signal(sign)
+            driver.wait(30)
+            assert wait_for(lambda: not any(map(alive, pids)), 30)
+        finally:
+            driver.kill()  # leaving the block waits for it

@@ -232,7 +232,7 @@ class _Lowering:
         kinds = self.staged.kinds if number is not None else {}
         split = self.split if number is not None else replace(self.split, parts=1)
         arguments = [
-            self._read(source, var.aval, held, number)
+            self._in_parts(source, kinds.get(var), self._read(source, var.aval, held, number))
             for source, var in zip(fragment.inputs, jaxpr.invars, strict=True)
         ]
         pairs = zip(fragment.inputs, jaxpr.invars, strict=True)
@@ -262,6 +262,14 @@ class _Lowering:
             return value.astype(aval.dtype)
         return value
 
+    def _in_parts(self, source: FragmentInput, kind: Kind | None, value: Any) -> Any:
+        """A sum that crossed whole (`crossing_sums`) is the first part here."""
+        parts = data_parts(self.replica)
+        if parts == 1 or not isinstance(source, Read) or not isinstance(kind, Partial):
+            return value
+        crossed = isinstance(self.staged.slots[source.slot].kind, Whole)
+        return only_first(kind.op, value, parts) if crossed else value
+
     def _write(
         self,
         output: FragmentOutput,
@@ -282,6 +290,8 @@ class _Lowering:
             return jnp.broadcast_to(typed, stored.shape)
         if isinstance(slot.kind, Partial) and parts > 1 and not isinstance(kind, Partial):
             value = only_first(slot.kind.op, value, parts)
+        if isinstance(slot.kind, Whole) and parts > 1 and isinstance(kind, Partial):
+            value = reduce_leading(kind.op, value).astype(slot.aval.dtype)
         if isinstance(output, Accumulate):
             op = slot.kind.op if isinstance(slot.kind, Partial) else "sum"
             return pairwise(op, held[slot.index], value.astype(slot.aval.dtype))

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from hetpass._jax import (
@@ -205,7 +206,9 @@ class _Work:
         kinds[fresh] = kinds.get(inner, kinds.get(result, Whole()))
         return fresh
 
-    def _zeros(self, aval: ShapedArray, mark: Mark) -> Var:
+    def _zeros(self, aval: ShapedArray, mark: Mark) -> Atom:
+        if not aval.shape:
+            return Literal(np.zeros((), aval.dtype)[()], aval)
         function = _zeros_of(aval)
         return self.draft.emit_call(function, [], Zero(), mark)
 

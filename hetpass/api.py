@@ -274,6 +274,14 @@ def het_parallelize(
             where="cluster",
             ways_out=['hp.Cluster.from_file("cluster.toml")', "hp.Cluster.emulated({...})"],
         )
+    for name, value, sort, way in (
+        ("plan", plan, (Plan, str), 'hp.Plan.load("plan.json"), or a line of text'),
+        ("options", options, Options, "hp.Options(...)"),
+    ):
+        if value is not None and not isinstance(value, sort):
+            raise TraceError(
+                "HP-TRACE-OPTION", f"{name} is a {type(value).__name__}", where=name, ways_out=[way]
+            )
     settings = Settings(
         cluster=cluster,
         num_microbatches=_checked_count(num_microbatches),
@@ -331,7 +339,7 @@ def _workers(runtime: Any) -> Workers | None:
 
 
 def _indices(value: int | Sequence[int], name: str) -> tuple[int, ...]:
-    values = (value,) if isinstance(value, int) else tuple(value)
+    values: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     if any(not isinstance(v, int) or isinstance(v, bool) or v < 0 for v in values):
         raise TraceError(
             "HP-TRACE-ARGNUMS",

@@ -450,8 +450,12 @@ def _numbers(step: Summarized, wanted: Wanted) -> tuple[int, ...]:
 def _baseline_fits_nothing(name: str) -> PlanError:
     return PlanError(
         "HP-PLAN-MEMORY",
-        f"no plan of {name!r} fits into the memory of the cluster",
-        ways_out=["leave the plan to the search"],
+        f"{name!r} finds no plan that could run on the cluster",
+        details=[
+            "its plans need more memory than there is, or cut a microbatch into shares that do "
+            "not come out whole"
+        ],
+        ways_out=["leave the plan to the search", "another number of microbatches"],
     )
 
 

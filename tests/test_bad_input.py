@@ -244,6 +244,30 @@ for _value in (-1, (0, -1), (True,)):
     )
 
 
+for _name, _value in (("plan", {}), ("options", {"sharding": "solved"})):
+    BAD[f"{_name}_that_is_a_dict"] = (
+        "HP-TRACE-OPTION",
+        lambda tmp, name=_name, value=_value: hp.het_parallelize(_step, **{name: value}),
+    )
+BAD["donate_argnums_that_are_none"] = (
+    "HP-TRACE-ARGNUMS",
+    lambda tmp: hp.het_parallelize(_step, donate_argnums=None),  # type: ignore[arg-type]
+)
+for _value in (None, 3, [("a", 2)], {1: 2}):
+    BAD[f"emulated_{_value}"] = (
+        "HP-CLUSTER-TYPE",
+        lambda tmp, value=_value: hp.Cluster.emulated(value),
+    )
+
+
+@bad("HP-PLAN-AXIS")
+def mesh_axis_along_which_nothing_is_cut(tmp: Path) -> Any:
+    traced = _traced()
+    first = next(iter(CLUSTER.groups)).name
+    last = traced.plan().num_layers - 1
+    return traced.with_plan(f"{first}[2](dat=2): 0-{last}")
+
+
 @bad("HP-TRACE-FUNCTION")
 def not_a_function(tmp: Path) -> Any:
     return hp.het_parallelize(3)

@@ -211,6 +211,9 @@ class Cluster:
           speeds: a group's rates relative to the catalogue's `cpu`; 1.0 where nothing is said.
             They steer planning only: virtual devices all run at the machine's own speed.
         """
+        for what, value in (("sizes", sizes), ("speeds", speeds or {})):
+            with at(what):
+                READER.mapping(value)
         cpu = find_kind("cpu")
         relative = dict(speeds or {})
         for name in relative:

@@ -38,6 +38,9 @@ from hetpass.ir.stage_plan import (
 
 __all__ = ["Pipeline", "Plan", "Replica", "Sharding", "StagePlan"]
 
+RULED_AXES = ("data", "model")
+"""Mesh axes that stages without shardings of their own are cut along."""
+
 FORMAT = "hetpass-plan/1"
 
 
@@ -135,7 +138,8 @@ class Plan:
           batch_size: B; every microbatch, and each data axis's share of it, must come out whole.
 
         Raises:
-          PlanError: HP-PLAN-FINGERPRINT, -LAYERS, -GROUP, -DEVICES, -MICROBATCHES or -BATCH.
+          PlanError: HP-PLAN-FINGERPRINT, -LAYERS, -GROUP, -DEVICES, -AXIS, -MICROBATCHES or
+            -BATCH.
         """
         if fingerprint and self.fingerprint and fingerprint != self.fingerprint:
             READER.refuse(
@@ -158,8 +162,31 @@ class Plan:
                     ways_out=[f"let the last stage end at layer {num_layers - 1}"],
                 )
         self._check_devices(cluster)
+        self._check_axes()
         if batch_size is not None:
             self._check_batch(batch_size)
+
+    def _check_axes(self) -> None:
+        """An axis that nothing is cut along is a slip: its devices would all do the same."""
+        for p, pipeline in enumerate(self.pipelines):
+            for s, stage in enumerate(pipeline.stages):
+                if any(assignment is not None for assignment in stage.assignments):
+                    continue
+                cut = {axis for dims in stage.shardings.values() for dim in dims for axis in dim}
+                for r, replica in enumerate(stage.replicas):
+                    for name, size in replica.mesh:
+                        if size > 1 and name not in (*RULED_AXES, *cut):
+                            READER.refuse(
+                                "AXIS",
+                                f"nothing is cut along the mesh axis {shown(name)}",
+                                f"pipelines[{p}].stages[{s}].replicas[{r}].mesh",
+                                details=["its devices would all compute the same"],
+                                ways_out=[
+                                    *nearest(name, RULED_AXES),
+                                    "data: examples, model: parameters",
+                                    "name it in the stage's shardings",
+                                ],
+                            )
 
     def _check_devices(self, cluster: Cluster) -> None:
         sizes = {group.name: group.num_devices for group in cluster.groups}

@@ -88,7 +88,9 @@ def evaluate(
 
     for position, eqn in enumerate(jaxpr.eqns):
         operands = [read(atom) for atom in eqn.invars]
-        if split.parts == 1:
+        if split.mesh.size > split.parts and _is_mistaken(eqn, roles):
+            results = _everywhere(lambda *v, eqn=eqn: bind(eqn, v), split)(operands)
+        elif split.parts == 1:
             results = bind(eqn, operands)
         else:
             results = _evaluate_split(eqn, operands, roles, kinds, split)
@@ -104,6 +106,17 @@ def evaluate(
         jnp.asarray(a.val, a.aval.dtype) if isinstance(a, Literal) else values[a]
         for a in jaxpr.outvars
     ]
+
+
+_MISTAKEN = ("scatter", "scatter-mul", "scatter-min", "scatter-max")
+
+
+def _is_mistaken(eqn: JaxprEqn, roles: Mapping[Var, Kind | _Offset]) -> bool:
+    """Whether it cannot be left to the partitioner: what is scattered into a dimension that an axis
+    other than `data` cuts comes out wrong, unless it is added (jaxlib 0.10 to 0.12, CPU)."""
+    if any(isinstance(_role(roles, a), (Partial, _Offset)) for a in (*eqn.invars, *eqn.outvars)):
+        return False
+    return _holds(eqn, _MISTAKEN)
 
 
 def _last_reads(jaxpr: Jaxpr) -> dict[int, list[Var]]:
@@ -209,11 +222,16 @@ def _everywhere(part: Part, split: DataSplit) -> Callable[[Sequence[Any]], Seque
 
 
 def _holds_convolution(eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name == "conv_general_dilated":
+    return _holds(eqn, ("conv_general_dilated",))
+
+
+def _holds(eqn: JaxprEqn, names: Sequence[str]) -> bool:
+    """Whether it is one of these primitives, or has one inside."""
+    if eqn.primitive.name in names:
         return True
     values = (v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,)))
     jaxprs = (open_jaxpr(value)[0] for value in values if is_jaxpr(value))
-    return any(_holds_convolution(inner) for jaxpr in jaxprs for inner in jaxpr.eqns)
+    return any(_holds(inner, names) for jaxpr in jaxprs for inner in jaxpr.eqns)
 
 
 def _in_parts(

@@ -26,6 +26,9 @@ SCALAR_BODIES = frozenset(
 """Primitives whose jaxprs combine two elements: no programs of their own."""
 
 
+REPLACING_SCATTERS = ("scatter", "scatter-mul", "scatter-min", "scatter-max")
+
+
 def holds_program(eqn: JaxprEqn) -> bool:
     """Whether the equation runs other equations: a loop, a branch, a call."""
     if eqn.primitive.name in SCALAR_BODIES:
@@ -90,8 +93,18 @@ def _module_rules(eqns: Sequence[JaxprEqn]) -> list[ShardingRule | None]:
             composed = _without_words(composed, eqn)
             if eqn.primitive.name == "conv_general_dilated":
                 composed = _convolution_rule(composed, eqn)
+            if eqn.primitive.name in REPLACING_SCATTERS:
+                composed = _scatter_rule(composed, eqn)
         rules.append(composed)
     return rules
+
+
+def _scatter_rule(rule: ShardingRule, eqn: JaxprEqn) -> ShardingRule:
+    """Dimensions that are scattered into stay whole: cut, the partitioner (jaxlib 0.10 to 0.12,
+    CPU) gets them wrong, unless what is scattered is added."""
+    dims = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+    into = {factor for dim in dims for factor in rule.operands[0][dim]}
+    return replace(rule, whole=rule.whole | into)
 
 
 def _convolution_rule(rule: ShardingRule, eqn: JaxprEqn) -> ShardingRule:

@@ -33,12 +33,12 @@ import numpy as np
 import hetpass as hp
 from benchmarks.models import gpt_linen
 from benchmarks.models.sizes import GPTConfig
+from hetpass.cost.analytic import ASSUMED
 from hetpass.cost.calibrate import calibrated_cluster
 from hetpass.ir.plan import Pipeline
 from hetpass.planner.plan_tables import plan_costs
 from hetpass.tools.measure_devices import measure_devices
 from hetpass.tools.measure_layers import measure_layers
-from hetpass.tools.play import ASSUMED
 from hetpass.tools.target import Target
 
 RESULTS = Path(__file__).parent / "results" / "calibration.json"

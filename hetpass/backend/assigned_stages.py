@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hetpass._jax import Var, make_jaxpr_value, make_var
 from hetpass.analysis.operation_graph import GraphSource, LayerGraph, layer_graphs
+from hetpass.backend.crossing_sums import crossing_sums
 from hetpass.backend.slot_layouts import MICROBATCH_ROLES, read_places, slot_layouts
 from hetpass.backend.stage_choices import StageChoices
 from hetpass.errors import PlanError
@@ -37,11 +38,12 @@ class AssignedStages:
 
 
 def assigned_stages(staged: Staged, plan: Plan) -> AssignedStages:
-    """Reads the plan's assignments.
+    """Reads the plan's assignments; sums that cross between unlike data axes are stored whole.
 
     Raises:
       PlanError: HP-PLAN-ASSIGNMENT for one that is made for another program.
     """
+    staged = crossing_sums(staged, plan)
     stages = plan.pipelines[0].stages
     chosen = {k: s for k, s in enumerate(stages) if any(a is not None for a in s.assignments)}
     if not chosen:

@@ -13,7 +13,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetpass._jax import ShapedArray
 from hetpass.backend.assigned_stages import assigned_stages
-from hetpass.backend.crossing_sums import crossing_sums
 from hetpass.backend.lower import StageProgram, finish_results, lower
 from hetpass.backend.reshard import Placement, Reshard, placement, plan_reshard, put
 from hetpass.backend.shard import slot_shardings, stage_meshes, stage_replicas, stored_aval
@@ -84,7 +83,7 @@ def compile(
       PlanError: for a plan that does not fit the program or the devices, before any compile.
     """
     replicas = stage_replicas(staged, plan)
-    assigned = assigned_stages(crossing_sums(finish_results(staged), plan), plan)
+    assigned = assigned_stages(finish_results(staged), plan)
     staged = assigned.staged
     meshes = stage_meshes(replicas, devices)
     shardings = slot_shardings(staged, plan, replicas, meshes, assigned.layouts)

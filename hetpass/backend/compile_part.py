@@ -18,7 +18,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hetpass._jax import ShapedArray
 from hetpass.backend.assigned_stages import assigned_stages
 from hetpass.backend.compile import Build, Executable, microbatch_numbers, undonatable
-from hetpass.backend.crossing_sums import crossing_sums
 from hetpass.backend.emulate import Emulation, emulated
 from hetpass.backend.lower import StageProgram, finish_results, lower
 from hetpass.backend.pieces import mesh_boxes
@@ -102,7 +101,7 @@ def compile_part(
       PlanError: for a plan that does not fit the program or the devices, before any compile.
     """
     replicas = stage_replicas(staged, plan)
-    assigned = assigned_stages(crossing_sums(finish_results(staged), plan), plan)
+    assigned = assigned_stages(finish_results(staged), plan)
     staged = assigned.staged
     specs = slot_specs(staged, plan, replicas, assigned.layouts)
     where = stage_places(replicas, places)

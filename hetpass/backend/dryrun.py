@@ -23,7 +23,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from hetpass.backend.assigned_stages import assigned_stages
 from hetpass.backend.compile import Build, Executable, undonatable
-from hetpass.backend.crossing_sums import crossing_sums
 from hetpass.backend.gpu_target import gpu_target
 from hetpass.backend.lower import StageProgram, finish_results, lower
 from hetpass.backend.report import FragmentReport, fragment_report
@@ -125,7 +124,7 @@ def dryrun(
       PlanError: the plan does not fit the program.
     """
     replicas = stage_replicas(staged, plan)
-    assigned = assigned_stages(crossing_sums(finish_results(staged), plan), plan)
+    assigned = assigned_stages(finish_results(staged), plan)
     staged = assigned.staged
     groups = {group.name: group for group in cluster.groups}
     known: dict[tuple[str, tuple[tuple[str, int], ...]], Mesh] = {}

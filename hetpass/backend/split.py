@@ -27,6 +27,7 @@ from hetpass._jax import (
     is_jaxpr,
     open_jaxpr,
 )
+from hetpass.analysis.sharding_rules import REPLACING_SCATTERS
 from hetpass.backend.combine import only_first, reduce_leading
 from hetpass.backend.layout import batch_layout, join_batch, split_batch
 from hetpass.backend.narrow import Part, has_parts, narrowed
@@ -108,15 +109,12 @@ def evaluate(
     ]
 
 
-_MISTAKEN = ("scatter", "scatter-mul", "scatter-min", "scatter-max")
-
-
 def _is_mistaken(eqn: JaxprEqn, roles: Mapping[Var, Kind | _Offset]) -> bool:
     """Whether it cannot be left to the partitioner: what is scattered into a dimension that an axis
     other than `data` cuts comes out wrong, unless it is added (jaxlib 0.10 to 0.12, CPU)."""
     if any(isinstance(_role(roles, a), (Partial, _Offset)) for a in (*eqn.invars, *eqn.outvars)):
         return False
-    return _holds(eqn, _MISTAKEN)
+    return _holds(eqn, REPLACING_SCATTERS)
 
 
 def _last_reads(jaxpr: Jaxpr) -> dict[int, list[Var]]:

@@ -68,11 +68,11 @@ def bench_model(name: str, cluster: Cluster, against: tuple[str, ...] = ()) -> d
       against: names of `hetpass.planner.baselines.BASELINES`, on the same facts and judge.
     """
     from hetpass.api import het_parallelize
+    from hetpass.cost.analytic import ASSUMED
     from hetpass.errors import PlanError
     from hetpass.planner.baselines import baseline
     from hetpass.planner.search import SearchOptions
     from hetpass.tools.models.steps import model_step
-    from hetpass.tools.play import ASSUMED
 
     model = model_step(name)
     began = time.perf_counter()

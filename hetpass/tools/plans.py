@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hetpass.cost.analytic import ASSUMED
 from hetpass.errors import ToolError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan import Plan
@@ -20,7 +21,7 @@ from hetpass.pictures.plot_timelines import plot_timelines
 from hetpass.planner.evaluate import Evaluation, evaluate
 from hetpass.tools.answer import Answer, Command, Table
 from hetpass.tools.bundle import Bundle, declare_origin, declare_plan, not_written, read_bundle
-from hetpass.tools.play import ASSUMED, planned_timeline
+from hetpass.tools.play import planned_timeline
 from hetpass.tools.terminal import Terminal
 
 PICTURES = ("timeline", "memory", "sharding")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from hetpass.cost.analytic import Assumptions
+from hetpass.cost.analytic import ASSUMED
 from hetpass.ir.timeline import Timeline
 from hetpass.planner.plan_tables import lane_limits_bytes, plan_costs
 from hetpass.planner.schedule_choice import choose_schedule, plan_schedule
 from hetpass.simulator import simulate
 from hetpass.tools.bundle import Bundle
-
-ASSUMED = Assumptions(launch_s=50e-6)
-"""What the planner assumes of devices where nothing was measured."""
 
 
 def has_backward(bundle: Bundle) -> bool:

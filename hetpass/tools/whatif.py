@@ -8,6 +8,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from typing import Any
 
+from hetpass.cost.analytic import ASSUMED
 from hetpass.errors import ToolError
 from hetpass.ir.catalogue import catalogue, find_kind
 from hetpass.ir.cluster import DeviceGroup, Link
@@ -26,7 +27,6 @@ from hetpass.planner.what_if import (
 from hetpass.tools.answer import Answer, Command
 from hetpass.tools.bundle import declare_plan, read_bundle
 from hetpass.tools.plans import evaluation_data
-from hetpass.tools.play import ASSUMED
 from hetpass.tools.terminal import Terminal
 
 _GROUP = re.compile(r"(?P<name>[\w.-]+)=(?P<kind>[\w .-]+?)x(?P<one>\d+)(?:x(?P<two>\d+))?")

@@ -19,7 +19,6 @@ import numpy as np
 
 from hetpass.backend.assigned_stages import assigned_stages
 from hetpass.backend.compile_part import stage_places
-from hetpass.backend.crossing_sums import crossing_sums
 from hetpass.backend.lower import finish_results
 from hetpass.backend.report import FragmentReport
 from hetpass.backend.shard import stage_replicas
@@ -122,7 +121,7 @@ class Layout:
 def layout_of(staged: Staged, plan: Plan, schedule: Schedule, crew: Crew) -> Layout:
     """See Layout."""
     places = stage_places(stage_replicas(staged, plan), crew.seats[0].places)
-    staged = assigned_stages(crossing_sums(finish_results(staged), plan), plan).staged
+    staged = assigned_stages(finish_results(staged), plan).staged
     traced = staged.layered.program.traced
     count = len(traced.inputs) - len(traced.constants)
     slots = staged.slots

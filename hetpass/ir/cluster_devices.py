@@ -37,7 +37,6 @@ def groups_of(devices: Sequence[Any]) -> tuple[DeviceGroup, ...]:
     hosts = Counter((kind, count) for (kind, _), count in per_host.items())
     taken: Counter[str] = Counter()
     groups = []
-    network = catalogue().network
     for (kind, count), num_hosts in hosts.items():
         if kind not in catalogue().kinds:
             READER.refuse(
@@ -51,16 +50,20 @@ def groups_of(devices: Sequence[Any]) -> tuple[DeviceGroup, ...]:
             )
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", kind)
         taken[name] += 1
-        groups.append(
-            DeviceGroup(
-                name=name if taken[name] == 1 else f"{name}-{taken[name]}",
-                kind=find_kind(kind),
-                hosts=num_hosts,
-                devices_per_host=count,
-                inter_host=network if num_hosts > 1 else None,
-            )
-        )
+        unique = name if taken[name] == 1 else f"{name}-{taken[name]}"
+        groups.append(found_group(unique, kind, num_hosts, count))
     return tuple(groups)
+
+
+def found_group(name: str, kind: str, hosts: int, devices_per_host: int) -> DeviceGroup:
+    """A group of devices that were found, by the catalogue's name of their kind."""
+    return DeviceGroup(
+        name=name,
+        kind=find_kind(kind),
+        hosts=hosts,
+        devices_per_host=devices_per_host,
+        inter_host=catalogue().network if hosts > 1 else None,
+    )
 
 
 def bind(groups: Sequence[DeviceGroup], devices: Sequence[Any]) -> Mapping[str, tuple[Any, ...]]:

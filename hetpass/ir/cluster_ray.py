@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from hetpass.ir.catalogue import catalogue, find_kind
+from hetpass.ir.catalogue import catalogue
+from hetpass.ir.cluster_devices import found_group
 from hetpass.ir.devices import READER, DeviceGroup
 from hetpass.ir.records import nearest
 
@@ -50,7 +51,6 @@ def groups_of_nodes(nodes: Sequence[Mapping[str, Any]]) -> tuple[DeviceGroup, ..
         READER.refuse("DEVICES", "no node of the Ray cluster is alive", "nodes")
     found = [accelerators_of(resources) for resources in alive]
     hosts = Counter(entry for entry in found if entry is not None) or Counter({("", 1): len(alive)})
-    network = catalogue().network
     groups = []
     taken: Counter[str] = Counter()
     for (accelerator, count), num_hosts in hosts.items():
@@ -67,15 +67,8 @@ def groups_of_nodes(nodes: Sequence[Mapping[str, Any]]) -> tuple[DeviceGroup, ..
                 ],
             )
         taken[name] += 1
-        groups.append(
-            DeviceGroup(
-                name=name if taken[name] == 1 else f"{name}-{taken[name]}",
-                kind=find_kind(kind),
-                hosts=num_hosts,
-                devices_per_host=count,
-                inter_host=network if num_hosts > 1 else None,
-            )
-        )
+        unique = name if taken[name] == 1 else f"{name}-{taken[name]}"
+        groups.append(found_group(unique, kind, num_hosts, count))
     return tuple(groups)
 
 

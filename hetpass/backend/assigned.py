@@ -35,6 +35,7 @@ from hetpass.backend.combine import only_first
 from hetpass.backend.laid_out import LaidOut, MeshLayouts, over_parts
 from hetpass.backend.pads import bind
 from hetpass.backend.stage_choices import LayerChoices, OperationAt, StageChoices
+from hetpass.backend.unpartitioned import bind_whole
 from hetpass.ir.operation_graph import Layout
 
 _SCATTERED_SUMS = ("scatter-add", "scatter_add")
@@ -138,7 +139,8 @@ class AssignedRun:
                 LaidOut(self.layouts.constrain(m, layout), layout)
                 for m, layout in zip(made, free, strict=True)
             ]
-        return [LaidOut(r) for r in bind(eqn, [self.whole(a) for a in eqn.invars])]
+        whole = [self.whole(a) for a in eqn.invars]
+        return [LaidOut(r) for r in bind_whole(eqn, whole, self.layouts.mesh)]
 
     def tagged(self, eqn: JaxprEqn, at: OperationAt) -> list[LaidOut]:
         operands: list[LaidOut] = []

@@ -14,7 +14,7 @@ from hetpass.backend.assigned_stages import AssignedStages
 from hetpass.backend.combine import pairwise
 from hetpass.backend.laid_out import Emitted, LaidOut, MeshLayouts
 from hetpass.backend.layout import batch_layout, join_batch, split_batch
-from hetpass.backend.pads import bind
+from hetpass.backend.unpartitioned import bind_whole
 from hetpass.ir.kinds import Partial, Whole, Zero
 from hetpass.ir.operation_graph import Layout
 from hetpass.ir.program import (
@@ -62,7 +62,7 @@ class AssignedFragments:
         if number is None:
             run.values.update(zip(jaxpr.invars, values, strict=True))
             for eqn in jaxpr.eqns:
-                made = bind(eqn, [run.whole(a) for a in eqn.invars])
+                made = bind_whole(eqn, [run.whole(a) for a in eqn.invars], layouts.mesh)
                 run.values.update((v, LaidOut(r)) for v, r in zip(eqn.outvars, made, strict=True))
             results = [run.read(atom) for atom in jaxpr.outvars]
         else:

@@ -10,7 +10,7 @@ the accumulator. Only these equations change; all others are left to the compile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,20 +18,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from hetpass._jax import (
-    DropVar,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    Var,
-    is_jaxpr,
-    open_jaxpr,
-)
-from hetpass.analysis.sharding_rules import REPLACING_SCATTERS
+from hetpass._jax import DropVar, Jaxpr, JaxprEqn, Literal, Var
 from hetpass.backend.combine import only_first, reduce_leading
 from hetpass.backend.layout import batch_layout, join_batch, split_batch
 from hetpass.backend.narrow import Part, has_parts, narrowed
 from hetpass.backend.pads import bind
+from hetpass.backend.unpartitioned import (
+    Function,
+    bind_whole,
+    each_its_part,
+    everywhere,
+    wrong_when_batched,
+)
 from hetpass.ir.kinds import Kind, Partial
 
 DATA_AXIS = "data"
@@ -89,10 +87,8 @@ def evaluate(
 
     for position, eqn in enumerate(jaxpr.eqns):
         operands = [read(atom) for atom in eqn.invars]
-        if split.mesh.size > split.parts and _is_mistaken(eqn, roles):
-            results = _everywhere(lambda *v, eqn=eqn: bind(eqn, v), split)(operands)
-        elif split.parts == 1:
-            results = bind(eqn, operands)
+        if split.parts == 1:
+            results = _bound(eqn, operands, split)
         else:
             results = _evaluate_split(eqn, operands, roles, kinds, split)
             if any(isinstance(_role(roles, atom), _Offset) for atom in eqn.invars):
@@ -107,14 +103,6 @@ def evaluate(
         jnp.asarray(a.val, a.aval.dtype) if isinstance(a, Literal) else values[a]
         for a in jaxpr.outvars
     ]
-
-
-def _is_mistaken(eqn: JaxprEqn, roles: Mapping[Var, Kind | _Offset]) -> bool:
-    """Whether it cannot be left to the partitioner: what is scattered into a dimension that an axis
-    other than `data` cuts comes out wrong, unless it is added (jaxlib 0.10 to 0.12, CPU)."""
-    if any(isinstance(_role(roles, a), (Partial, _Offset)) for a in (*eqn.invars, *eqn.outvars)):
-        return False
-    return _holds(eqn, REPLACING_SCATTERS)
 
 
 def _last_reads(jaxpr: Jaxpr) -> dict[int, list[Var]]:
@@ -158,87 +146,32 @@ def _evaluate_split(
     if makes_partial and any(map(has_parts, operand_roles)) and not indirect:
         part = narrowed(eqn, kinds, split.parts)
         if part is not None:
-            run = _mapped if _holds_convolution(eqn) else _vectorized
-            return _in_parts(run(part, split), operands, operand_roles, result_roles, split)
+            return _in_parts(part, eqn, operands, (operand_roles, result_roles), split)
     return _at_once(eqn, operands, operand_roles, result_roles, split)
 
 
-Runner = Callable[[Sequence[Any], Sequence[bool]], Sequence[Any]]
-"""From operands, and which of them have a leading D, to results with a leading D."""
+def _bound(eqn: JaxprEqn, operands: Sequence[Any], split: DataSplit) -> list[Any]:
+    """The equation's results; examples alone may be cut as the partitioner likes."""
+    only_data = split.mesh.size == split.parts
+    return bind(eqn, operands) if only_data else bind_whole(eqn, operands, split.mesh)
 
 
-def _vectorized(part: Part, split: DataSplit) -> Runner:
-    """All parts as one batched operation, which the compiler cuts along D."""
-
-    def run(operands: Sequence[Any], in_parts: Sequence[bool]) -> Sequence[Any]:
-        axes = tuple(0 if cut else None for cut in in_parts)
-        return jax.vmap(lambda *values: tuple(part(*values)), in_axes=axes)(*operands)
-
-    return run
-
-
-def _mapped(part: Part, split: DataSplit) -> Runner:
-    """Each device runs its part as it is; devices along other mesh axes run the same one.
-
-    For convolutions: batching their two operands makes a grouped convolution. XLA's partitioner
-    (jaxlib 0.10 to 0.12, CPU) gathers it, gets it wrong where a part has one example or the mesh
-    has two axes, or ends the process on a failed check. So it is kept out.
-    """
-
-    def run(operands: Sequence[Any], in_parts: Sequence[bool]) -> Sequence[Any]:
-        def one(*values: Any) -> tuple[Any, ...]:
-            mine = [v[0] if cut else v for v, cut in zip(values, in_parts, strict=True)]
-            return tuple(jnp.expand_dims(result, 0) for result in part(*mine))
-
-        along, whole = PartitionSpec(DATA_AXIS), PartitionSpec()
-        return jax.shard_map(
-            one,
-            mesh=split.mesh,
-            in_specs=tuple(along if cut else whole for cut in in_parts),
-            out_specs=along,
-            axis_names=set(split.mesh.axis_names),
-            check_vma=False,
-        )(*operands)
-
-    return run
-
-
-def _everywhere(part: Part, split: DataSplit) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Every device runs the whole, for the reason given at `_mapped`."""
-    whole = PartitionSpec()
-
-    def run(operands: Sequence[Any]) -> Sequence[Any]:
-        return jax.shard_map(
-            lambda *values: tuple(part(*values)),
-            mesh=split.mesh,
-            in_specs=(whole,) * len(operands),
-            out_specs=whole,
-            check_vma=False,
-        )(*operands)
-
-    return run
-
-
-def _holds_convolution(eqn: JaxprEqn) -> bool:
-    return _holds(eqn, ("conv_general_dilated",))
-
-
-def _holds(eqn: JaxprEqn, names: Sequence[str]) -> bool:
-    """Whether it is one of these primitives, or has one inside."""
-    if eqn.primitive.name in names:
-        return True
-    values = (v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,)))
-    jaxprs = (open_jaxpr(value)[0] for value in values if is_jaxpr(value))
-    return any(_holds(inner, names) for jaxpr in jaxprs for inner in jaxpr.eqns)
+def _runner(part: Part, eqn: JaxprEqn, in_parts: Sequence[bool], split: DataSplit) -> Function:
+    """From operands, some with a leading D, to results with a leading D."""
+    if wrong_when_batched(eqn, split.mesh):
+        return each_its_part(part, split.mesh, DATA_AXIS, in_parts)
+    axes = tuple(0 if cut else None for cut in in_parts)
+    return jax.vmap(lambda *values: tuple(part(*values)), in_axes=axes)
 
 
 def _in_parts(
-    run: Runner,
+    part: Part,
+    eqn: JaxprEqn,
     operands: Sequence[Any],
-    operand_roles: Sequence[_Role],
-    result_roles: Sequence[_Role],
+    roles: tuple[Sequence[_Role], Sequence[_Role]],
     split: DataSplit,
 ) -> list[Any]:
+    operand_roles, result_roles = roles
     cut, in_parts = [], []
     for operand, role in zip(operands, operand_roles, strict=True):
         layout = batch_layout(role)
@@ -248,7 +181,7 @@ def _in_parts(
             operand = split.starts(operand)
         cut.append(operand)
         in_parts.append(has_parts(role) or isinstance(role, _Offset))
-    results = run(cut, in_parts)
+    results = _runner(part, eqn, in_parts, split)(*cut)
     return [_merge(r, k, split) for r, k in zip(results, result_roles, strict=True)]
 
 
@@ -278,10 +211,10 @@ def _at_once(
         for operand, role in zip(operands, operand_roles, strict=True)
     ]
     makes_partial = any(isinstance(role, Partial) for role in result_roles)
-    if makes_partial and _holds_convolution(eqn):
-        results = _everywhere(lambda *values: bind(eqn, values), split)(whole)
+    if makes_partial and wrong_when_batched(eqn, split.mesh):
+        results = everywhere(lambda *values: bind(eqn, values), split.mesh)(*whole)
     else:
-        results = bind(eqn, whole)
+        results = _bound(eqn, whole, split)
     return [
         split.spread(only_first(role.op, result, split.parts))
         if isinstance(role, Partial)

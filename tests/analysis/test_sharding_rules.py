@@ -168,12 +168,17 @@ def test_an_equation_with_effects_has_no_rule() -> None:
     assert sharding_rules(eqns) == (None,)
 
 
-@pytest.mark.parametrize(("how", "whole"), [("set", True), ("multiply", True), ("add", False)])
-def test_what_is_scattered_into_stays_whole_unless_it_is_added(how: str, whole: bool) -> None:
+@pytest.mark.parametrize(
+    ("how", "examples", "whole"),
+    [("set", 256, True), ("multiply", 256, True), ("add", 4, True), ("add", 256, False)],
+)
+def test_what_is_scattered_into_stays_whole_unless_it_is_added_at_many_indices(
+    how: str, examples: int, whole: bool
+) -> None:
     def place(x: jax.Array, i: jax.Array) -> jax.Array:
         return jax.vmap(lambda row, k: getattr(row.at[k], how)(2.0))(x, i)
 
-    jaxpr = jax.make_jaxpr(place)(jnp.zeros((4, 12)), jnp.zeros(4, int))
+    jaxpr = jax.make_jaxpr(place)(jnp.zeros((examples, 12)), jnp.zeros(examples, int))
     (eqn,) = [e for e in jaxpr.jaxpr.eqns if e.primitive.name.startswith("scatter")]
     (rule,) = sharding_rules([eqn])
     assert rule is not None

@@ -7,7 +7,8 @@ Nothing is scored on figures that it was fitted on:
 
     layers, not calibrated   a device kind is predicted with curves fitted on all other kinds (the
                              two sorts of A100 count as one)
-    layers, calibrated       curves are fitted on one model on a kind, and predict the other model
+    layers, calibrated       curves are fitted on one model on a kind and all that other kinds tell,
+                             and predict the other model
     steps                    measured layer seconds and bandwidths; the fixed part of the sum of
                              gradients is the median of the other model's steps
     memory                   the three overheads are fitted on the other model's steps; those on RTX
@@ -32,12 +33,12 @@ from scipy.stats import spearmanr
 
 from benchmarks import measured_plans
 from benchmarks.measured import DATA, MACHINES, Step, kind, network, profile, steps
-from benchmarks.transformer_work import MODELS, layer_work
+from benchmarks.transformer_work import MODELS, Setting, layer_work
 from hetpass.cost.fit_efficiency import Sample, fitted
 from hetpass.cost.layer_costs import MemoryOverhead, ProfiledCosts
 from hetpass.cost.operations import Efficiency, work_s
 from hetpass.ir.cluster import DeviceGroup, Link
-from hetpass.ir.profile import ModelProfile
+from hetpass.ir.profile import LayerTime, ModelProfile
 from hetpass.planner.pipelines import Market, PlanPrice, price
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
@@ -53,14 +54,29 @@ reach up to 75 on the same kind."""
 # -- layers -----------------------------------------------------------------------------------
 
 
+ACROSS = {"GH-96": 1 / 0.629}
+"""Hopper's fast matrix instructions take TF32 operands only with the summed dimension innermost;
+others go through the older ones, at 62.9 % of the peak on average (Luo et al., "Benchmarking and
+Dissecting the Nvidia Hopper GPU Architecture", 2024)."""
+
+NVLINK = 1e11
+"""Bytes per second of a link between two devices; below, it is PCI Express, which a host shares."""
+
+
 @dataclass(frozen=True)
 class Row:
-    """One measured layer: of which model, on which kind, in which setting."""
+    """One measured layer: of which model, on which kind, in which setting.
+
+    Attributes:
+      sample: as it was measured.
+      known: as it is fitted: no slower than a larger microbatch.
+    """
 
     model: str
     device: str
     setting: str
     sample: Sample
+    known: Sample
 
 
 def layer_rows() -> list[Row]:
@@ -75,10 +91,11 @@ def layer_rows() -> list[Row]:
 
 def _rows_on(found: ModelProfile, device: str) -> list[Row]:
     rows = []
-    measured = network()
+    measured, settled = network(), found.settled()
     own = kind(device)
     group = DeviceGroup("row", own, 1, MACHINES[device].per_host, Link(0.0, 1.0))
     dtype = "float32" if (found.model, device) in PLAIN_FLOAT32 else "tf32"
+    bus = own.link is None or own.link.bandwidth < NVLINK
     last = found.num_layers - 1
     for (examples, ways), layers in found.seconds[device].items():
 
@@ -87,11 +104,12 @@ def _rows_on(found: ModelProfile, device: str) -> list[Row]:
 
         for number, name in ((0, "embedding"), (1, "block"), (2, "block"), (last, "head")):
             for backward in (False, True):
-                time = layers[number]
-                seconds = time.backward_s if backward else time.forward_s
+                seconds = _seconds(layers[number], backward)
                 if seconds < SHORTEST_S or (number == 0 and backward):
                     continue
-                work = layer_work(MODELS[found.model], name, (examples, ways, backward), sum_s)
+                setting = Setting(examples, ways, backward, ACROSS.get(device, 1.0))
+                work = layer_work(MODELS[found.model], name, setting, sum_s, bus)
+                least = _seconds(settled.seconds[device][examples, ways][number], backward)
                 rows.append(
                     Row(
                         found.model,
@@ -99,9 +117,14 @@ def _rows_on(found: ModelProfile, device: str) -> list[Row]:
                         f"{name} {number}, {'backward' if backward else 'forward'}, "
                         f"{examples} examples, {ways} ways",
                         Sample(work, own, dtype, seconds),
+                        Sample(work, own, dtype, least),
                     )
                 )
     return rows
+
+
+def _seconds(time: LayerTime, backward: bool) -> float:
+    return time.backward_s if backward else time.forward_s
 
 
 def ratios(rows: Sequence[Row], efficiency: Efficiency) -> np.ndarray:
@@ -114,42 +137,58 @@ def ratios(rows: Sequence[Row], efficiency: Efficiency) -> np.ndarray:
     )
 
 
+def _alike(device: str, other: str) -> bool:
+    """Whether two kinds count as one: the two sorts of A100."""
+    return device == other or all(name.startswith("A100") for name in (device, other))
+
+
 def uncalibrated(rows: Sequence[Row]) -> tuple[list[Row], np.ndarray]:
     """Rows, and their ratios, each kind with curves of all others."""
     scored: list[Row] = []
     found: list[np.ndarray] = []
     for device in sorted({row.device for row in rows}):
-        alike = device.split("-")[0] if device.startswith("A100") else device
         own = [row for row in rows if row.device == device]
-        others = [row.sample for row in rows if not row.device.startswith(alike)]
+        others = [row.known for row in rows if not _alike(row.device, device)]
         scored += own
-        found.append(ratios(own, fitted(others)))
+        found.append(ratios(own, fitted(others).common))
     return scored, np.concatenate(found)
 
 
-def calibrated(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every kind on which two models were measured: fitted on one, scored on the other."""
-    results = []
-    pair = ("OPT-350", "GPT-Neo-2.7")
+def calibrated(rows: Sequence[Row]) -> dict[str, Any]:
+    """Every kind on which two models were measured: fitted on one, scored on the other.
+
+    "alone": the same, where no kind at all tells of the model that is scored. "itself": the floor
+    of curves of this form, fitted on what is scored.
+    """
+    pairs, errors = [], []
     for device in sorted({row.device for row in rows}):
-        for model, other in (pair, pair[::-1]):
-            own = [r for r in rows if (r.model, r.device) == (model, device)]
+        for model, other in (("OPT-350", "GPT-Neo-2.7"), ("GPT-Neo-2.7", "OPT-350")):
+            own = [r.known for r in rows if (r.model, r.device) == (model, device)]
             theirs = [r for r in rows if (r.model, r.device) == (other, device)]
             if not own or not theirs:
                 continue
-            alike = device.split("-")[0] if device.startswith("A100") else device
-            start = fitted([r.sample for r in rows if not r.device.startswith(alike)])
-            efficiency = fitted([r.sample for r in own], start, pull=0.3)
-            results.append(
+            elsewhere = [r for r in rows if not _alike(r.device, device)]
+            alone = [r.known for r in elsewhere if r.model != other]
+            known = [r.known for r in elsewhere]
+            found = ratios(theirs, fitted([*own, *known]).kinds[device])
+            strict = ratios(theirs, fitted([*own, *alone]).kinds[device])
+            itself = fitted([*[r.known for r in theirs], *known]).kinds[device]
+            errors.append(abs(found - 1))
+            pairs.append(
                 {
                     "kind": device,
                     "fitted on": model,
                     "scored on": other,
-                    **score(theirs, ratios(theirs, efficiency)),
-                    "residual of the fit": float(np.median(abs(ratios(own, efficiency) - 1))),
+                    **score(theirs, found),
+                    "median error alone": float(np.median(abs(strict - 1))),
+                    "median error itself": float(np.median(abs(ratios(theirs, itself) - 1))),
                 }
             )
-    return results
+    together = np.concatenate(errors)
+    return {
+        "pairs": pairs,
+        "all": {"layers": together.size, "median error": float(np.median(together))},
+    }
 
 
 def score(rows: Sequence[Row], found: np.ndarray) -> dict[str, float]:
@@ -343,11 +382,13 @@ def main() -> None:
         f"layers, not calibrated: median error {everything['median error']:.1%}, rank correlation "
         f"{everything['rank correlation']:.3f}"
     )
-    for row in layer_results["calibrated"]:
+    for row in layer_results["calibrated"]["pairs"]:
         print(
             f"layers on {row['kind']}, {row['fitted on']} to {row['scored on']}: "
-            f"median error {row['median error']:.1%}, rank {row['rank correlation']:.3f}"
+            f"median error {row['median error']:.1%}, rank {row['rank correlation']:.3f}; "
+            f"fitted on itself {row['median error itself']:.1%}"
         )
+    print(f"all of these: {layer_results['calibrated']['all']['median error']:.1%}")
     for part, row in step_results["summary"].items():
         print(
             f"{part}: {row['steps']} steps, mean error {row['mean error']:.1%}; peak memory "

@@ -100,10 +100,8 @@ def sort_of(operation: Operation) -> str:
     )
     if not (one & other & rule.reduction):
         return "memory"
-    if not (one & other & result):
-        return "product"
-    backward = operation.phase == "backward"
-    return "batched product, backward" if backward else "batched product"
+    sort = "batched product" if one & other & result else "product"
+    return f"{sort}, backward" if operation.phase == "backward" else sort
 
 
 def compute_ways(choice: OperationChoice, mesh: Mesh) -> int:

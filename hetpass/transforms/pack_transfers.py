@@ -123,11 +123,22 @@ def _rewritten(staged: Staged, slots: list[Slot], packs: Sequence[_Pack]) -> Sta
         _send(_receive(fragment, arrivals, slots), by_writer.get(number, {}), slots)
         for number, fragment in enumerate(staged.fragments)
     ]
+    fragments = _freed_last(fragments, {pack.arrival for pack in packs})
     kept = [t for t in staged.transfers if t.target not in arrivals]
     added = [Transfer(pack.slot, pack.arrival) for pack in packs]
     return replace(
         staged, slots=tuple(slots), fragments=tuple(fragments), transfers=(*kept, *added)
     )
+
+
+def _freed_last(fragments: Sequence[Fragment], arrivals: set[int]) -> list[Fragment]:
+    """Of the fragments, in order of time, that read a part of a joined array, the last frees it."""
+    found: list[Fragment] = []
+    for fragment in reversed(fragments):
+        early = {slot for later in found for slot in later.frees} & arrivals
+        frees = tuple(slot for slot in fragment.frees if slot not in early)
+        found.append(replace(fragment, frees=frees))
+    return found[::-1]
 
 
 def _receive(fragment: Fragment, arrivals: Mapping[int, _Pack], slots: Sequence[Slot]) -> Fragment:

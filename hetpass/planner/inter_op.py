@@ -5,11 +5,15 @@ that each stage takes, the order of groups, and the microbatches in flight; devi
 For a bound Q on the load, `planner.suffix_program` finds the shortest fill f(Q). Since f never
 rises with Q, every answer rules out a range of bounds: with T* the best so far, a load below Q can
 only help if it is below T* - f(Q). So Q descends, mostly in long jumps, from T* - f(∞) to the
-smallest feasible load, which bisection finds first; no list of candidate bounds is needed, and the
-answer is exact up to `tolerance`. (Alpa, OSDI 2022, tries every distinct stage time.)
+smallest feasible load; no list of candidate bounds is needed, and the answer is exact up to
+`tolerance`. (Alpa, OSDI 2022, tries every distinct stage time.)
 
-Solving without regard to microbatches in flight is faster and a lower bound; where its answer fits,
-it is the answer.
+What load is too small for any pipeline is told by a relaxation (`planner.reach`), which costs
+little: the first answer is sought right above it. It also leaves few places where layers may be
+cut, as long as the bound is near, and there the program is solved by itself
+(`planner.banded_program`). Where it leaves many, the program is solved in full; first without
+regard to microbatches in flight, which is faster and a lower bound: where its answer fits, it is
+the answer.
 """
 
 from __future__ import annotations
@@ -19,13 +23,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetpass.cost.tables import CostTables
-from hetpass.planner.objective import ANY, Deltas, Pick, Priced, cheapest, fits, priced
+from hetpass.planner.banded_program import BandedProgram
+from hetpass.planner.flat_program import flat_program
+from hetpass.planner.objective import ANY, Deltas, Pick, Priced, fits, priced
+from hetpass.planner.reach import Bands, Reach
 from hetpass.planner.resources import ResourceGraph, any_order, any_order_states, one_run
 from hetpass.planner.suffix_program import SuffixProgram, choices_of
 
 _EXACT_STATES = 20_000
-_BISECTIONS = 40
 _ROUNDING = 1e-9
+
+_FIRST_STEP = 0.005
+"""Above the smallest load that may be possible; doubled until an answer is found."""
+
+_PATHS = 4
+"""Pipelines that are taken from one answer: the best, and the best that begin otherwise."""
+
+_LOOSER, _SOON = (1.05, 1.15, 1.5, math.inf), 100_000
+"""Bounds beyond the best load that further pipelines are sought under, and edges at most."""
 
 Progress = Callable[[int, float], None]
 """Called with the number of bounds solved, and the best T in seconds."""
@@ -43,8 +58,6 @@ class InterOpOptions:
       tolerance: of T, relative: the answer is at most so much above the optimum.
       max_bounds: how many bounds are solved at most; the gap says what that leaves open.
       at_most_s: a T above this is of no interest: None may be returned although some would fit.
-      known: pipelines to begin with, from a coarser search.
-      bisection: the smallest feasible load is found up to this factor before the descent.
     """
 
     order: tuple[str, ...] | None = None
@@ -53,8 +66,6 @@ class InterOpOptions:
     tolerance: float = 1e-9
     max_bounds: int = 400
     at_most_s: float | None = None
-    known: tuple[tuple[Pick, ...], ...] = ()
-    bisection: float = 0.02
 
 
 @dataclass(frozen=True)
@@ -87,8 +98,7 @@ def inter_op(
 
     Deterministic: equal tables give an equal result.
     """
-    search = _Search(tables, options, progress)
-    return search.result() if search.run() else None
+    return InterOp(tables, options, progress).result()
 
 
 def suffix_program(tables: CostTables, options: InterOpOptions) -> SuffixProgram:
@@ -113,47 +123,137 @@ def resource_graph(tables: CostTables, options: InterOpOptions) -> ResourceGraph
     return one_run(devices, sizes) if runs else any_order(devices, sizes)
 
 
-class _Search:
+class InterOp:
+    """One problem: what T cannot be below, soon; its optimum, later.
+
+    Attributes:
+      least_s: no T is below this; infinite where nothing fits.
+    """
+
     def __init__(
-        self, tables: CostTables, options: InterOpOptions, progress: Progress | None
+        self,
+        tables: CostTables,
+        options: InterOpOptions = InterOpOptions(),
+        progress: Progress | None = None,
     ) -> None:
         self.tables, self.options, self.progress = tables, options, progress
         self.program = suffix_program(tables, options)
+        self.levels = self.program.levels()
         self.found: dict[tuple[Pick, ...], Priced] = {}
         self.best: Priced | None = None
         self.bounds = 0
         self.interrupted = False
-        self.lowest_s = 0.0
-        """No T below this is possible, as far as is known."""
+        self.least_s = math.inf
+        if not self.program.choices:
+            return
+        self.flat = flat_program(tables, self.program.choices, self.program.graph, options.allowed)
+        self.reach = Reach(self.flat, self.levels)
+        if self.reach.possible(math.inf):
+            self.fill_s = self.reach.least_fill_s()
+            self.load_s, self.high_s = self.reach.lowest_load_s(math.inf, _FIRST_STEP)
+            self.least_s = self.fill_s + self.load_s
 
-    def run(self) -> bool:
-        """Whether anything fits."""
-        for picks in self.options.known:
-            found = cheapest(self.tables, picks, self.options.allowed)
-            if found is not None:
-                self._remember(found)
-        first = self._solve(math.inf)
-        if first is None or not self._worth_while(first):
-            return False
-        self.lowest_s = first.fill_s
+    def result(self, at_most_s: float | None = None) -> InterOpResult | None:
+        """The pipeline of the smallest T; None if none fits, or none is as good as it should be.
+
+        Args:
+          at_most_s: instead of the options' own.
+        """
+        limit_s = self.options.at_most_s if at_most_s is None else at_most_s
+        limit_s = math.inf if limit_s is None else limit_s
+        if math.isinf(self.least_s) or self.least_s > limit_s or not self._first(limit_s):
+            return None
         try:
-            low_s = self._bisect(first)
-            self._descend(first.fill_s, low_s)
+            self._descend(limit_s)
         except KeyboardInterrupt:
             self.interrupted = True
+        return self._result()
+
+    def meet(self, count: int) -> tuple[Priced, ...]:
+        """Pipelines that can be had soon, at least so many if possible, best first: the first
+        answer, and those of looser bounds."""
+        if math.isfinite(self.least_s) and (self.best is not None or self._first(math.inf)):
+            load_s = self.best.load_s if self.best is not None else math.inf
+            for factor in _LOOSER:
+                bands = self.reach.bands(load_s * factor)
+                if len(self.found) >= count or bands is None:
+                    break
+                banded = BandedProgram(self.flat, bands, load_s * factor, self.levels)
+                if banded.edges > _SOON:
+                    break
+                for picks in banded.picks(_PATHS):
+                    self._remember(
+                        priced(self.tables, picks, load_s * factor, self.options.allowed)
+                    )
+        return self._met()
+
+    @property
+    def gap(self) -> float:
+        """(T - lower bound) / T, as far as it is solved."""
+        best_s = self._best_s()
+        return max(0.0, 1 - self.least_s / best_s) if best_s > 0 else 0.0
+
+    def _met(self) -> tuple[Priced, ...]:
+        return tuple(sorted(self.found.values(), key=lambda p: (p.step_s, len(p.picks))))
+
+    def _first(self, limit_s: float) -> bool:
+        """A first answer, right above what is impossible; False if there is none up to a T."""
+        bound_s, step = self.high_s, _FIRST_STEP
+        most_s = limit_s - self.fill_s
+        while self._solve(min(bound_s, most_s)) is None:
+            if bound_s >= most_s:
+                return False
+            self.load_s = max(self.load_s, bound_s)
+            bound_s = bound_s * (1 + step) if step < 1 else math.inf
+            step *= 2
         return True
 
+    def _descend(self, limit_s: float) -> None:
+        fill_s = self.fill_s
+        while True:
+            bound_s = min(self._best_s() * (1 - self.options.tolerance), limit_s) - fill_s
+            self.least_s = min(fill_s + self.load_s, self._best_s())
+            if bound_s <= self.load_s:
+                break
+            if self.bounds >= self.options.max_bounds:
+                return
+            found = self._solve(bound_s)
+            if found is None:
+                break
+            fill_s = found.fill_s
+        self.least_s = self._best_s()
+
+    def _best_s(self) -> float:
+        return self.best.step_s if self.best is not None else math.inf
+
+    # -- one bound ----------------------------------------------------------------------------
+
     def _solve(self, bound_s: float) -> Priced | None:
-        """The shortest fill for a bound, with memory."""
+        """The shortest fill for a bound."""
         self.bounds += 1
-        found = self._priced(bound_s, free_memory=True)
-        if found is not None and not self._holds(found, bound_s):
-            found = self._priced(bound_s, free_memory=False)
-        if found is not None:
-            self._remember(found)
+        bands = self.reach.bands(bound_s)
+        paths = [] if bands is None else self._paths(bound_s, bands)
+        found = [priced(self.tables, picks, bound_s, self.options.allowed) for picks in paths]
+        for one in found:
+            self._remember(one)
         if self.progress is not None and self.best is not None:
             self.progress(self.bounds, self.best.step_s)
-        return found
+        return found[0] if found else None
+
+    def _paths(self, bound_s: float, bands: Bands) -> list[tuple[Pick, ...]]:
+        banded = BandedProgram(self.flat, bands, bound_s, self.levels)
+        if banded.few:
+            return banded.picks(_PATHS)
+        free = self.program.solve(bound_s, free_memory=True)
+        if free is None or self._holds(free, bound_s):
+            return [] if free is None else [free]
+        picks = self.program.solve(bound_s)
+        return [] if picks is None else [picks]
+
+    def _holds(self, picks: tuple[Pick, ...], bound_s: float) -> bool:
+        """Whether an answer that memory and the schedule had no part in stands."""
+        found = priced(self.tables, picks, bound_s, self.options.allowed)
+        return found.load_s <= bound_s * (1 + _ROUNDING) and fits(self.tables, found)
 
     def _remember(self, found: Priced) -> None:
         known = self.found.get(found.picks)
@@ -162,69 +262,14 @@ class _Search:
         if self.best is None or found.step_s < self.best.step_s:
             self.best = found
 
-    def _worth_while(self, first: Priced) -> bool:
-        """Whether T may come to `at_most_s`, told by one bound; first without regard to memory."""
-        at_most_s = self.options.at_most_s
-        if at_most_s is None or min(first.step_s, self._best_s()) <= at_most_s:
-            return True
-        bound_s = at_most_s - first.fill_s
-        if self.program.solve(bound_s, free_memory=True) is None:
-            return False
-        return self._solve(bound_s) is not None
-
-    def _priced(self, bound_s: float, *, free_memory: bool) -> Priced | None:
-        picks = self.program.solve(bound_s, free_memory=free_memory)
-        return None if picks is None else self._price(picks, bound_s)
-
-    def _price(self, picks: tuple[Pick, ...], bound_s: float) -> Priced:
-        return priced(self.tables, picks, bound_s, self.options.allowed)
-
-    def _holds(self, found: Priced, bound_s: float) -> bool:
-        """Whether an answer that memory and the schedule had no part in stands."""
-        return found.load_s <= bound_s * (1 + _ROUNDING) and fits(self.tables, found)
-
-    def _best_s(self) -> float:
-        return self.best.step_s if self.best is not None else math.inf
-
-    def _bisect(self, first: Priced) -> float:
-        """A load that is too small for any pipeline, close to the smallest that is not."""
-        low_s, high_s = 0.0, first.load_s
-        for _ in range(_BISECTIONS):
-            high_s = min(high_s, self._best_s() - first.fill_s)
-            if high_s - low_s <= self.options.bisection * high_s:
-                break
-            middle_s = (low_s + high_s) / 2
-            found = self._solve(middle_s)
-            if found is None:
-                low_s = middle_s
-            else:
-                high_s = found.load_s
-        return low_s
-
-    def _descend(self, fill_s: float, low_s: float) -> None:
-        while True:
-            bound_s = self._best_s() * (1 - self.options.tolerance) - fill_s
-            self.lowest_s = fill_s + low_s
-            if bound_s <= low_s:
-                break
-            if self.bounds >= self.options.max_bounds:
-                return
-            found = self._solve(bound_s)
-            if found is None:
-                break
-            fill_s = found.fill_s
-        self.lowest_s = self._best_s()
-
-    def result(self) -> InterOpResult:
+    def _result(self) -> InterOpResult:
         best = self.best
         if best is None:
             raise AssertionError("no result without a pipeline")
-        others = sorted(self.found.values(), key=lambda p: (p.step_s, len(p.picks)))
-        gap = max(0.0, 1 - self.lowest_s / best.step_s) if best.step_s else 0.0
         return InterOpResult(
             best,
-            tuple(p for p in others if p is not best),
-            gap,
+            tuple(p for p in self._met() if p is not best),
+            self.gap,
             self.bounds,
             self.program.graph.name,
             self.interrupted,

@@ -16,6 +16,8 @@ from hetpass.planner.adaptive import AdaptiveProblem, adaptive
 from hetpass.planner.objective import Pick, most_in_flight
 from hetpass.schedules.costs import LinkCost, PipelineCosts, StageCost
 from hetpass.schedules.make import WEIGHT_SCHEDULES, make_schedule, policy
+from hetpass.schedules.one_f_one_b import legal_counts
+from hetpass.simulator.counted import counted_makespan_s
 from hetpass.simulator.simulate import makespan_s
 
 FAMILY = ("1f1b", "h-1f1b", "eager-1f1b")
@@ -125,21 +127,23 @@ def judged(
     m, count = tables.num_microbatches, len(picks)
     if schedule == ADAPTIVE:
         return _adaptive(tables, picks, costs)
-    wanted: list[tuple[str, tuple[int, ...] | None]] = [(schedule, in_flight)]
-    if schedule == AUTO:
-        named = [(name, policy(name, costs=costs).counts(count, m)) for name in FAMILY]
-        chosen = [("1f1b", in_flight)] if in_flight is not None else []
-        wanted = [(n, _cut(c, most)) for n, c in (*named, *chosen, ("1f1b", most)) if c is not None]
-    found: dict[tuple[int, ...], Judged] = {}
-    for name, counts in wanted:
-        if counts in found:
-            continue
+    if schedule != AUTO and schedule not in FAMILY:
         made = make_schedule(
-            name, num_stages=count, num_microbatches=m, costs=costs, in_flight=counts
+            schedule, num_stages=count, num_microbatches=m, costs=costs, in_flight=in_flight
         )
         fits = all(held <= room for held, room in zip(made.held(), most, strict=True))
-        if fits and made.in_flight not in found:
-            found[made.in_flight] = Judged(name, made.in_flight, makespan_s(made, costs))
+        return Judged(schedule, made.in_flight, makespan_s(made, costs)) if fits else None
+    if schedule == AUTO:
+        named = [(name, policy(name, costs=costs).counts(count, m)) for name in FAMILY]
+        chosen = [("1f1b", legal_counts(in_flight, count, m))] if in_flight is not None else []
+        wanted = [(n, _cut(c, most)) for n, c in (*named, *chosen, ("1f1b", most))]
+    else:
+        wanted = [(schedule, policy(schedule, costs=costs, in_flight=in_flight).counts(count, m))]
+    found: dict[tuple[int, ...], Judged] = {}
+    for name, counts in wanted:
+        fits = all(held <= room for held, room in zip(counts, most, strict=True))
+        if fits and counts not in found:
+            found[counts] = Judged(name, counts, counted_makespan_s(costs, counts, m))
     return min(found.values(), key=lambda judgement: judgement.step_s, default=None)
 
 

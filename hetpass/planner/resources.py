@@ -35,11 +35,14 @@ class ResourceGraph:
       counts: per group, its number of states.
       moves: entry (p, g, n), for a stage on n devices of group g after one on group p, gives for
         every state of p the state of g, or NO_STATE where the devices are not there.
+      left: per group and state, how much is left in all groups, in whatever unit: less after
+        every move.
       name: "any order" or "one run".
     """
 
     counts: tuple[int, ...]
     moves: Mapping[tuple[int, int, int], Indices]
+    left: tuple[Indices, ...]
     name: str
 
     @property
@@ -78,7 +81,8 @@ def any_order(devices: Sequence[int], sizes: Sequence[Sequence[int]]) -> Resourc
             for p in range(len(devices)):
                 moves[p, g, n] = after
             moves[START, g, n] = after[-1:]  # the last state is that of all devices
-    return ResourceGraph((count,) * len(devices), moves, "any order")
+    all_left = (left.sum(axis=0),) * len(devices)
+    return ResourceGraph((count,) * len(devices), moves, all_left, "any order")
 
 
 def one_run(
@@ -115,7 +119,16 @@ def one_run(
     if order is not None:
         moves = {key: move for key, move in moves.items() if key[1] in order}
     counts = tuple(len(masks) * room for room in rooms)
-    return ResourceGraph(counts, moves, "one run")
+    left_of = tuple(_left(masks, rooms, g) for g in range(count))
+    return ResourceGraph(counts, moves, left_of, "one run")
+
+
+def _left(masks: Indices, rooms: Sequence[int], group: int) -> Indices:
+    """What is left in the group at work, and in those that are not done."""
+    full = _full(masks, group)
+    others = sum((full >> g & 1 ^ 1) * (room - 1) for g, room in enumerate(rooms) if g != group)
+    left: Indices = (others + np.zeros_like(masks))[:, None] + np.arange(rooms[group])
+    return left.reshape(-1)
 
 
 def _full(masks: Indices, group: int) -> Indices:

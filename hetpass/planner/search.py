@@ -1,9 +1,9 @@
 """The planner: from facts and a cluster to a Plan. No JAX.
 
-For every number of microbatches that divides the batch the inter-op program is solved; numbers that
-cannot come near the best so far are left out by its own bound. Where there are many layers, cuts at
-a few places tell which number is worth beginning with. The best few pipelines, over all numbers,
-are judged again by the simulator under real schedules, and the winner becomes the Plan.
+For every number of microbatches that divides the batch the inter-op program says at once what its T
+cannot be below; the numbers are solved in the order of these bounds, and those that cannot come
+near the best so far are left out. The best few pipelines, over all numbers, are judged again by the
+simulator under real schedules, and the winner becomes the Plan.
 """
 
 from __future__ import annotations
@@ -18,20 +18,14 @@ from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
 from hetpass.planner.as_plan import as_plan
-from hetpass.planner.coarse import coarse_cuts, coarsened, refined
-from hetpass.planner.inter_op import InterOpOptions, inter_op
+from hetpass.planner.inter_op import InterOp, InterOpOptions
 from hetpass.planner.judge import ADAPTIVE, AUTO, FAMILY, Judged, judged
-from hetpass.planner.objective import ANY, ONE_F_ONE_B, Deltas, Pick, Priced
+from hetpass.planner.objective import ANY, ONE_F_ONE_B, Deltas, Priced
 from hetpass.planner.unfit import nothing_fits
 
 _FIRST_MICROBATCHES = 64
 _MOST_MICROBATCHES = 512
 _ROUNDING = 1e-9
-
-_COARSE_FROM, _PIECES = 40, 16
-"""More layers than the first are cut into as many pieces as the second, for a first answer."""
-
-_COARSE_SLACK, _COARSE_TOLERANCE, _COARSE_KEPT = 0.2, 0.01, 3
 
 Tables = Callable[[int], CostTables]
 """The costs for a number of microbatches: analytic, or from whoever knows better."""
@@ -121,11 +115,9 @@ def search(
     cost = tables or (lambda m: cost_tables(facts, cluster, m, options.tables))
     work = _Work(options, cost, progress)
     try:
-        numbers = work.ordered(microbatch_numbers(facts.batch_size, options.num_microbatches))
-        for m in numbers:
-            work.solve(m)
-            if work.interrupted:
-                break
+        for m in microbatch_numbers(facts.batch_size, options.num_microbatches):
+            work.begin(m)
+        work.solve()
     except KeyboardInterrupt:
         if not work.found:
             raise
@@ -141,66 +133,62 @@ class _Work:
     """The search in progress; local to `search`.
 
     Attributes:
+      begun: problems in which something may fit, by number of microbatches.
       found: pipelines, over all numbers of microbatches.
-      known: by number of microbatches, the pipeline of a coarse search.
       bounds: solved.
     """
 
     options: SearchOptions
     cost: Tables
     progress: Progress | None
+    begun: list[InterOp] = field(default_factory=list)
     found: list[_Found] = field(default_factory=list)
-    known: dict[int, tuple[Pick, ...]] = field(default_factory=dict)
     bounds: int = 0
     interrupted: bool = False
 
-    def best_s(self) -> float | None:
+    def begin(self, m: int) -> None:
+        """The problem of one number of microbatches, with a bound on its T."""
+        problem = InterOp(self.cost(m), _inter_op(self.options))
+        if math.isfinite(problem.least_s):
+            self.begun.append(problem)
+
+    def solve(self) -> None:
+        """All that may come near the best, the most promising first."""
+        for problem in sorted(self.begun, key=lambda p: p.least_s):
+            self._solve(problem)
+            best_s = self._best_s()
+            if self.interrupted:
+                break
+            if self.progress is not None and best_s is not None:
+                self.progress(problem.tables.num_microbatches, best_s)
+
+        if not self.interrupted:
+            self._meet_others()
+
+    def _meet_others(self) -> None:
+        """What the winner should be held against, where the programs met too few others."""
+        wanted = self.options.judged - len(self.found)
+        for problem in sorted(self.begun, key=lambda p: (p.bounds > 0, p.least_s)):
+            if wanted <= 0:
+                break
+            known = {f.priced.picks for f in self.found if f.tables is problem.tables}
+            count = 1 if problem.best is None else len(known) + wanted
+            new = [p for p in problem.meet(count) if p.picks not in known]
+            self.found += [_Found(problem.tables, p, problem.gap) for p in new]
+            wanted -= len(new)
+
+    def _best_s(self) -> float | None:
         return min((f.priced.step_s for f in self.found), default=None)
 
-    def ordered(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """The numbers that a coarse search finds best first; as they are where that is no help."""
-        coarse_s: dict[int, float] = {}
-        for m in numbers:
-            problem = self.cost(m)
-            if problem.num_layers <= _COARSE_FROM:
-                return numbers
-            cuts = coarse_cuts(problem, _PIECES)
-            at_most_s = min(coarse_s.values()) * (1 + _COARSE_SLACK) if coarse_s else None
-            result = inter_op(
-                coarsened(problem, cuts),
-                replace(_inter_op(self.options), at_most_s=at_most_s, tolerance=_COARSE_TOLERANCE),
-            )
-            if result is not None:
-                coarse_s[m] = result.best.step_s
-                self.known[m] = refined(result.best.picks, cuts)
-                for met in (result.best, *result.others[:_COARSE_KEPT]):
-                    whole = replace(met, picks=refined(met.picks, cuts))
-                    self.found.append(_Found(problem, whole, result.gap))
-        return tuple(sorted(numbers, key=lambda m: coarse_s.get(m, math.inf)))
-
-    def solve(self, m: int) -> None:
-        """The inter-op program for one number of microbatches, if it may come near the best."""
-        best_s = self.best_s()
+    def _solve(self, problem: InterOp) -> None:
+        best_s = self._best_s()
         at_most_s = None if best_s is None else best_s * (1 + self.options.slack)
-        problem = self.cost(m)
-        known = (self.known[m],) if m in self.known else ()
-        result = inter_op(
-            problem, replace(_inter_op(self.options), at_most_s=at_most_s, known=known)
-        )
+        result = problem.result(at_most_s)
         if result is not None:
             self.bounds += result.bounds
             met = (result.best, *result.others)
-            again = {p.picks for p in met}
-            self.found = [
-                f
-                for f in self.found
-                if f.tables.num_microbatches != m or f.priced.picks not in again
-            ]
-            self.found += [_Found(problem, p, result.gap) for p in met]
+            self.found += [_Found(problem.tables, p, result.gap) for p in met]
             self.interrupted = result.interrupted
-        best_s = self.best_s()
-        if self.progress is not None and best_s is not None:
-            self.progress(m, best_s)
 
 
 def _marked(result: SearchResult) -> SearchResult:

@@ -66,8 +66,17 @@ def test_an_even_cut_costs_more():
 def test_memory_for_three_layers_on_the_fast_one():
     facts = equal_layers(parameter_bytes=10.0)
     result = found(facts, cluster(memory={"fast": 35}))
-    assert stages_text(result.plan) == "fast[1]: 0-2 | slow[1]: 3-5"
-    assert result.best.step_s == pytest.approx(25.5)
+    both = {stages_text(c.plan): c for c in (result.best, *result.rejected)}
+    fast_first, slow_first = (
+        both["fast[1]: 0-2 | slow[1]: 3-5"],
+        both["slow[1]: 0-2 | fast[1]: 3-5"],
+    )
+    for candidate in (fast_first, slow_first):
+        assert candidate.objective_s == pytest.approx(25.5)
+    assert fast_first.step_s == pytest.approx(25.5)
+    # with three in flight the slow one never waits for the fast one behind it
+    assert slow_first.step_s == pytest.approx(24.0)
+    assert result.best is slow_first
 
 
 def test_a_device_twenty_times_slower_stays_idle():
@@ -400,3 +409,32 @@ def test_costs_may_come_from_elsewhere():
 
     result = search(facts, machines, ALL, tables=halved)
     assert result.best.step_s == pytest.approx(9.0)
+
+
+# -- many layers ----------------------------------------------------------------------------------
+
+
+def test_numbers_of_microbatches_that_are_left_out_could_not_win():
+    """45 layers: the same as every program solved in full."""
+    chance = np.random.default_rng(7)
+    facts = ProgramFacts.synthetic(
+        [
+            {
+                "seconds": {"fast": (0.2 * t, 0.3 * t), "slow": (0.5 * t, 0.6 * t)},
+                "parameter_bytes": 4.0 * t,
+                "activation_bytes": 3.0 * t,
+                "boundary_bytes": b,
+                "gradient_boundary_bytes": b,
+            }
+            for t, b in zip(chance.uniform(0.5, 2, 45), chance.uniform(1, 3, 45), strict=True)
+        ],
+        16,
+    )
+    machines = cluster(
+        {"fast": 2, "slow": 2}, memory={"fast": 320, "slow": 300}, link=Link(0.01, 4)
+    )
+    result = search(facts, machines, SearchOptions(tables=EXACT))
+    whole = [inter_op(cost_tables(facts, machines, m, EXACT)) for m in (1, 2, 4, 8, 16)]
+    best_s = min(one.best.step_s for one in whole if one is not None)
+    candidates = [c.objective_s for c in (result.best, *result.rejected)]
+    assert min(candidates) == pytest.approx(best_s, rel=2e-4)

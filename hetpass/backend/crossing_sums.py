@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import networkx as nx
-
 from hetpass.backend.shard import data_parts
 from hetpass.ir.kinds import Partial, Whole
 from hetpass.ir.plan import Plan
@@ -20,6 +18,8 @@ from hetpass.ir.program import Staged
 
 def crossing_sums(staged: Staged, plan: Plan) -> Staged:
     """The program with such slots stored whole; programs read and write them accordingly."""
+    import networkx as nx  # a quarter of what hetpass takes to import, so only where it is used
+
     stages = plan.pipelines[0].stages
     parts = [data_parts(stage.replicas[0]) for stage in stages]
     links = nx.Graph()

@@ -1,13 +1,16 @@
 """Groups that really differ in speed: measured steps of plans and schedules beside predicted ones.
 
     python benchmarks/unlike.py speeds [--ratios 2 4] [--repeats]
-    python benchmarks/unlike.py link
+    python benchmarks/unlike.py link [--shaped]
     python benchmarks/unlike.py overhead
 
 Two processes, one per group. `speeds`: the second group is slower by a ratio; every way to cut the
 layers between the groups, in both orders, is predicted from what was profiled, and measured; told
 are the rank correlation, and our planner's plan against `even` and `single_group`. `link`: groups
 of one speed over a slow link; schedules. `overhead`: what a task costs beside its computation.
+With --shaped it is the kernel that slows the link: all of it runs in a network namespace of its
+own, whose loopback interface lets so much through (`tc`, for root); the latency alone is added by
+the transport.
 
 A group's devices take their FLOPs over a rate that is below what a core can do, and sleep for the
 rest: two processes on a busy machine then differ by what is asked for. With --repeats they compute
@@ -57,6 +60,7 @@ from hetpass.simulator import simulate
 RESULTS = Path(__file__).resolve().parent / "results"
 LAYERS, MICROBATCHES = 6, 8
 LIMITS = Limits(silent_s=60)
+INSIDE = "HETPASS_BENCHMARK_NAMESPACE"
 
 
 @dataclass(frozen=True)
@@ -287,7 +291,8 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
 
 def link(args: argparse.Namespace) -> dict[str, Any]:
     """Schedules over a slow link: 200 Mbit/s and 20 ms."""
-    slowness = Slowness(latency_s=args.latency, bytes_per_s=args.mbits * 1e6 / 8)
+    bytes_per_s = None if args.shaped else args.mbits * 1e6 / 8
+    slowness = Slowness(latency_s=args.latency, bytes_per_s=bytes_per_s)
     model = Model(microbatches=16, rows=256, hidden=256, layer_s=0.006)
     bench = Bench(model, 1, slowness)
     plan = f"fast: 0-{LAYERS // 2 - 1} | slow: {LAYERS // 2}-{LAYERS - 1}"
@@ -329,6 +334,20 @@ def link(args: argparse.Namespace) -> dict[str, Any]:
         "seen_one_way_s": round(seen_s, 5),
         "schedules": rows,
     }
+
+
+def in_a_namespace(mbits: float) -> None:
+    """Starts this program again where the loopback interface passes so many Mbit/s."""
+    if os.environ.get(INSIDE):
+        return
+    rules = (
+        "ip link set lo up && "
+        f"tc qdisc add dev lo root tbf rate {mbits}mbit burst 128k latency 2s && "
+        'exec "$@"'
+    )
+    os.environ[INSIDE] = "1"
+    again = ["unshare", "--net", "sh", "-c", rules, "sh", sys.executable, *sys.argv]
+    os.execvp(again[0], again)
 
 
 def unscheduled(plan: Plan) -> Plan:
@@ -397,10 +416,13 @@ def main() -> None:
     parser.add_argument("--ratios", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--repeats", action="store_true")
+    parser.add_argument("--shaped", action="store_true")
     parser.add_argument("--latency", type=float, default=0.02, help="seconds")
     parser.add_argument("--mbits", type=float, default=200.0, help="per second")
     parser.add_argument("--out", type=Path, default=RESULTS / "unlike.json")
     args = parser.parse_args()
+    if args.shaped:
+        in_a_namespace(args.mbits)
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -420,8 +442,8 @@ def main() -> None:
             "emulation": "repeats" if args.repeats else "rates",
         }
         found = {"speeds": speeds, "link": link, "overhead": overhead}[name](args)
-        key = f"{name}, computing" if args.repeats else name
-        result[key] = {"machine": about, "found": found}
+        how = (", computing" if args.repeats else "") + (", shaped" if args.shaped else "")
+        result[name + how] = {"machine": about, "found": found}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     ray.shutdown()

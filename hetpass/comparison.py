@@ -16,6 +16,7 @@ import numpy as np
 from hetpass.api import HetParallelized, het_parallelize
 from hetpass.errors import ExecutionError
 from hetpass.ir.plan import Plan
+from hetpass.ir.quantities import counted
 from hetpass.tree_difference import tree_difference
 
 Verdict = Literal["equal", "noise", "differs"]
@@ -80,11 +81,10 @@ class Comparison:
         return self.equal
 
     def __str__(self) -> str:
+        leaves = counted(len(self.leaves), "leaf", "leaves")
         differing = sum(leaf.verdict == "differs" for leaf in self.leaves)
         head = f"{self.name} against jax.jit, M = {self.plan.num_microbatches}: " + (
-            f"{differing} of {len(self.leaves)} leaves differ"
-            if differing
-            else f"all {len(self.leaves)} leaves equal"
+            f"{leaves}, {differing} of them different" if differing else f"{leaves}, all equal"
         )
         rows = [("leaf", "type", "relative", "absolute", "")]
         for leaf in self.leaves:

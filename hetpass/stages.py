@@ -21,6 +21,7 @@ from hetpass.ir.cluster import Cluster
 from hetpass.ir.device_profile import DeviceProfile
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
+from hetpass.ir.quantities import counted, spelled
 from hetpass.ir.timeline import Timeline
 from hetpass.pictures.html_table import html_table
 from hetpass.pictures.plot_memory import plot_memory
@@ -202,8 +203,8 @@ class Traced:
                 return planned
             full = max(found.stages, key=lambda stage: stage.peak_bytes / stage.limit_bytes)
             said.append(
-                f"{planned!r}: {full.peak_bytes / 1e9:.4g} of {full.limit_bytes / 1e9:.4g} GB on "
-                f"{full.kind} of {full.group}"
+                f"{planned!r}: {spelled(full.peak_bytes, 'bytes', 4)} of "
+                f"{spelled(full.limit_bytes, 'bytes', 4)} on {full.kind} of {full.group}"
             )
         raise PlanError(
             "HP-PLAN-MEMORY",
@@ -272,7 +273,7 @@ class Traced:
     def __repr__(self) -> str:
         equations, size = len(self.program.jaxpr.eqns), self.program.batch_size
         batch = "no batch" if size is None else f"batch {size}"
-        return f"<Traced {self.program.name}: {equations} equations, {batch}>"
+        return f"<Traced {self.program.name}: {counted(equations, 'equation')}, {batch}>"
 
 
 @dataclass(frozen=True, repr=False)
@@ -412,8 +413,9 @@ class Planned:
     def __repr__(self) -> str:
         plan = self.plan
         return (
-            f"<Planned {self.traced.program.name}: {plan.num_layers} layers on {plan.num_stages} "
-            f"stages, {plan.num_microbatches} microbatches, schedule {plan.schedule}>"
+            f"<Planned {self.traced.program.name}: {counted(plan.num_layers, 'layer')} on "
+            f"{counted(plan.num_stages, 'stage')}, "
+            f"{counted(plan.num_microbatches, 'microbatch')}, schedule {plan.schedule}>"
         )
 
 

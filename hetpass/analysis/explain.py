@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hetpass.ir.plan import Plan
 from hetpass.ir.program import Layered, SliceInput
+from hetpass.ir.quantities import counted, spelled
 
 
 def explain(layered: Layered, plan: Plan, notes: Sequence[str] = ()) -> str:
@@ -29,14 +30,13 @@ def explain(layered: Layered, plan: Plan, notes: Sequence[str] = ()) -> str:
                 _layers(layered, stage.first_layer, last),
                 _scaled(flops),
                 f"{100 * flops / total:.0f} %" if total else "",
-                f"{_scaled(sends)}B" if sends else "",
+                spelled(sends, "bytes") if sends else "",
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = [
-        f"{traced.name}: {layered.num_layers} layers on {len(pipeline.stages)} "
-        f"stage{'s' if len(pipeline.stages) > 1 else ''}, {_batch(layered)}, "
-        f"schedule {_schedule(plan)}"
+        f"{traced.name}: {counted(layered.num_layers, 'layer')} on "
+        f"{counted(len(pipeline.stages), 'stage')}, {_batch(layered)}, schedule {_schedule(plan)}"
     ]
     lines += [
         "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
@@ -44,7 +44,7 @@ def explain(layered: Layered, plan: Plan, notes: Sequence[str] = ()) -> str:
     ]
     lines.append("  FLOPs and bytes sent are per microbatch, forward and backward, forward only")
     lines.append(
-        f"  once per step: {len(program.prologue)} equations before the microbatches, "
+        f"  once per step: {counted(len(program.prologue), 'equation')} before the microbatches, "
         f"{len(program.epilogue)} after"
     )
     full = _full_batch(layered)
@@ -67,7 +67,7 @@ def _batch(layered: Layered) -> str:
     size, count = program.traced.batch_size, program.num_microbatches
     if size is None:
         return "no batch"
-    return f"batch {size} = {count} microbatch{'es' if count > 1 else ''} of {size // count}"
+    return f"batch {size} = {counted(count, 'microbatch')} of {size // count}"
 
 
 def _layers(layered: Layered, first: int, last: int) -> str:

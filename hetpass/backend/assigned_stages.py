@@ -15,6 +15,7 @@ from hetpass.ir.kinds import Whole
 from hetpass.ir.operation_graph import Assignment, Layout
 from hetpass.ir.plan import Plan
 from hetpass.ir.program import Fragment, Layered, Read, Slot, Staged, Write
+from hetpass.ir.quantities import counted
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _check_size(layer: int, graph: LayerGraph, assignment: Assignment) -> None:
             "an assignment does not fit the operations of its layer",
             where=f"layer {layer}",
             details=(
-                f"the layer has {len(operations)} operations, "
+                f"the layer has {counted(len(operations), 'operation')}, "
                 f"the assignment {len(assignment.operations)}",
             ),
             ways_out=("plan again for this program", "leave the assignment out"),

@@ -31,6 +31,7 @@ from hetpass.errors import ClusterError
 from hetpass.ir.cluster import Cluster, DeviceGroup
 from hetpass.ir.plan import Plan, Replica
 from hetpass.ir.program import Staged
+from hetpass.ir.quantities import counted, spelled
 from hetpass.ir.records import Reader
 
 READER = Reader(ClusterError, "HP-TARGET")
@@ -90,12 +91,13 @@ class DryRun:
         return all(stage.fits for stage in self.stages)
 
     def __str__(self) -> str:
-        lines = [f"dry run: {self.programs} programs, {self.compiled} compiled"]
+        lines = [f"dry run: {counted(self.programs, 'program')}, {self.compiled} compiled"]
         for number, stage in enumerate(self.stages):
             verdict = "fits" if stage.fits else "does not fit"
             lines.append(
-                f"stage {number} on {stage.kind} of {stage.group}: {stage.peak_bytes / 1e9:.3g} of "
-                f"{stage.limit_bytes / 1e9:.3g} GB, {verdict}"
+                f"stage {number} on {stage.kind} of {stage.group}: "
+                f"{spelled(stage.peak_bytes, 'bytes')} of {spelled(stage.limit_bytes, 'bytes')}, "
+                f"{verdict}"
             )
             for fragment, seconds in zip(stage.fragments, stage.estimates_s, strict=True):
                 said = "" if seconds is None else f"; {seconds:.3g} s by the compiler's model"

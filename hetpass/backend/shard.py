@@ -23,6 +23,7 @@ from hetpass.ir.kinds import Partial
 from hetpass.ir.operation_graph import Layout
 from hetpass.ir.plan import Plan, Replica, Sharding
 from hetpass.ir.program import FromSlot, Slot, Staged
+from hetpass.ir.quantities import counted
 
 MODEL_AXIS = "model"
 
@@ -109,7 +110,9 @@ def _checked(slot: Slot, axes: Mapping[str, int], sharding: Sharding) -> list[tu
         )
 
     if len(sharding) != len(shape):
-        raise refuse(f"the value has {len(shape)} dimensions, the sharding {len(sharding)}")
+        raise refuse(
+            f"the value has {counted(len(shape), 'dimension')}, the sharding {len(sharding)}"
+        )
     used = [name for names in sharding for name in names]
     unknown = sorted({name for name in used if name not in axes})
     if unknown:
@@ -141,14 +144,15 @@ def stage_replicas(staged: Staged, plan: Plan) -> tuple[Replica, ...]:
     if len(stages) != staged.num_stages:
         raise PlanError(
             "HP-PLAN-STAGES",
-            f"the plan has {len(stages)} stages, the program was cut into {staged.num_stages}",
+            f"the plan has {counted(len(stages), 'stage')}, the program was cut into "
+            f"{staged.num_stages}",
             ways_out=("partition the program with this plan",),
         )
     for number, stage in enumerate(stages):
         if len(stage.replicas) != 1:
             raise PlanError(
                 "HP-PLAN-REPLICAS",
-                f"stage {number} has {len(stage.replicas)} replicas; one can be run",
+                f"stage {number} has {counted(len(stage.replicas), 'replica')}; one can be run",
                 where=f"stage {number}",
                 ways_out=("use a mesh with a data axis in one group",),
             )
@@ -169,10 +173,11 @@ def _check_data_axis(staged: Staged, stage: int, replica: Replica) -> None:
     needed = parts * count
     raise PlanError(
         "HP-PLAN-DATA-AXIS",
-        f"a microbatch of {part} examples does not divide over {parts} devices",
+        f"a microbatch of {counted(part, 'example')} does not divide over "
+        f"{counted(parts, 'device')}",
         where=f"stage {stage}, group {replica.group!r}, mesh axis {DATA_AXIS!r}",
         details=(
-            f"batch {batch} = {count} microbatches of {part}",
+            f"batch {batch} = {counted(count, 'microbatch')} of {part}",
             f"nearest sizes of the data axis that divide {part}: {legal}",
             f"nearest batches for this mesh: {batch // needed * needed or needed}, "
             f"{(batch // needed + 1) * needed}",
@@ -214,7 +219,7 @@ def _mesh(stage: int, replica: Replica, devices: Mapping[str, Sequence[jax.Devic
             "HP-PLAN-DEVICE",
             f"group {replica.group!r} has no device {max(replica.devices)}",
             where=f"stage {stage}",
-            details=(f"the group has {len(group)} devices, 0 to {len(group) - 1}",),
+            details=(f"the group has {counted(len(group), 'device')}, 0 to {len(group) - 1}",),
         )
     names = tuple(name for name, _ in replica.mesh)
     sizes = tuple(size for _, size in replica.mesh)

@@ -18,6 +18,7 @@ from hetpass.frontend.probes import compare
 from hetpass.frontend.rules.values import Mixes
 from hetpass.frontend.unsplit import unsplit
 from hetpass.ir.program import StepProgram, Traced
+from hetpass.ir.quantities import counted
 
 HEAVY_SHARE = 0.1
 """The largest share of the batch's FLOPs that may run at full batch after the region."""
@@ -55,10 +56,10 @@ def split(
         if num_microbatches > 1:
             raise SplitError(
                 "HP-SPLIT-PROBE",
-                f"{traced.name} cannot be split into {num_microbatches} microbatches: "
+                f"{traced.name} cannot be split into {counted(num_microbatches, 'microbatch')}: "
                 f"{traced.probe_failure}",
                 where=traced.probe_place,
-                details=[f"traced with {traced.batch_size} examples"] if traced.batch_size else [],
+                details=[f"traced with B = {traced.batch_size}"] if traced.batch_size else [],
                 ways_out=_probe_ways_out(traced),
             )
         return unsplit(traced)
@@ -80,7 +81,7 @@ def split(
         raise SplitError(
             "HP-SPLIT-SIZE",
             f"`{reason.eqn.primitive.name}` {reason.reason}: {traced.name} has no equal in "
-            f"{num_microbatches} microbatches",
+            f"{counted(num_microbatches, 'microbatch')}",
             where=_jax.user_frame(reason.eqn) or _jax.name_stack(reason.eqn),
             details=[f"equation: {describe(reason.eqn)}"],
             ways_out=[
@@ -110,7 +111,7 @@ def _check_divides(traced: Traced, num_microbatches: int) -> None:
     near = sorted(legal, key=lambda m: (abs(m - num_microbatches), m))[:3]
     raise SplitError(
         "HP-SPLIT-DIVIDE",
-        f"{num_microbatches} microbatches do not divide a batch of {size} examples",
+        f"{num_microbatches} microbatches do not divide a batch of {counted(size or 1, 'example')}",
         details=[f"nearest numbers that do: {', '.join(map(str, sorted(near)))}"],
         ways_out=[f"num_microbatches={near[0]}", "another batch size"],
     )
@@ -126,7 +127,7 @@ def _refusal(
     return SplitError(
         "HP-SPLIT-MIXES",
         f"`{culprit.primitive.name}` {why}, and heavy work follows it: "
-        f"{traced.name} has no equal in {num_microbatches} microbatches",
+        f"{traced.name} has no equal in {counted(num_microbatches, 'microbatch')}",
         where=_jax.user_frame(culprit)
         or _jax.user_frame(traced.jaxpr.eqns[heavy.index])
         or _jax.name_stack(culprit),

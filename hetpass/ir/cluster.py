@@ -44,6 +44,7 @@ from hetpass.ir.cluster_devices import bind, groups_of
 from hetpass.ir.cluster_ray import groups_of_nodes
 from hetpass.ir.device_records import kind_data, link_data, link_of, read_kind, read_link
 from hetpass.ir.devices import READER, DeviceGroup, DeviceKind, Link
+from hetpass.ir.quantities import counted
 from hetpass.ir.records import at, nearest, place, shown
 from hetpass.ir.toml_text import toml_text
 
@@ -182,8 +183,9 @@ class Cluster:
         return self.links.get((one, other)) or self.links.get((other, one)) or self.default_link
 
     def __str__(self) -> str:
-        heads = f"cluster of {self.num_devices} devices in {len(self.groups)} groups"
-        lines = [heads, *(f"  {group}" for group in self.groups)]
+        groups = counted(len(self.groups), "group")
+        head = f"cluster of {counted(self.num_devices, 'device')} in {groups}"
+        lines = [head, *(f"  {group}" for group in self.groups)]
         lines += [f"  {a} - {b}: {link}" for (a, b), link in self.links.items()]
         if self.default_link:
             lines.append(f"  other pairs: {self.default_link}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from hetpass.ir.catalogue import catalogue, find_kind
 from hetpass.ir.devices import READER, DeviceGroup
+from hetpass.ir.quantities import counted
 from hetpass.ir.records import nearest, shown
 
 
@@ -104,10 +105,10 @@ def _refuse_too_few(
         )
     READER.refuse(
         "DEVICES",
-        f"the group {group.name!r} needs {group.num_devices} devices, {left} are left",
+        f"the group {group.name!r} needs {counted(group.num_devices, 'device')}, {left} are left",
         f"groups[{list(groups).index(group)}]",
         details=[
-            f"the cluster needs {needed} devices in all, {given} were given",
+            f"the cluster needs {counted(needed, 'device')} in all, {given} were given",
             f"looked for devices of kind {kind!r}",
         ],
         ways_out=ways,

@@ -26,6 +26,7 @@ from hetpass.errors import FactsError
 from hetpass.ir.device_records import link_data, read_link
 from hetpass.ir.devices import Link
 from hetpass.ir.facts import Amount, Seconds
+from hetpass.ir.quantities import counted
 from hetpass.ir.records import Reader, at, shown
 
 READER = Reader(FactsError, "HP-PROFILE")
@@ -151,7 +152,7 @@ class DeviceProfile:
                 + (f"; link {kind.link}" if kind.link else "")
             )
         lines += [
-            f"  layers of program {program}: {len(layers)} kinds on {device}"
+            f"  layers of program {program}: {counted(len(layers), 'kind')} on {device}"
             for program, devices in self.layers.items()
             for device, layers in devices.items()
         ]

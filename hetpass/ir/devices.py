@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hetpass.errors import ClusterError
-from hetpass.ir.quantities import spelled
+from hetpass.ir.quantities import counted, spelled
 from hetpass.ir.records import Reader, at, nearest, place, shown
 
 READER = Reader(ClusterError, "HP-CLUSTER")
@@ -186,7 +186,9 @@ class DeviceGroup:
                 "VALUE",
                 f"the group {self.name!r} has more than {MAX_DEVICES} devices",
                 "devices_per_host",
-                details=[f"{self.hosts} hosts x {self.devices_per_host} devices"],
+                details=[
+                    f"{counted(self.hosts, 'host')} x {counted(self.devices_per_host, 'device')}"
+                ],
             )
         object.__setattr__(self, "hosts", int(self.hosts))
         object.__setattr__(self, "devices_per_host", int(self.devices_per_host))

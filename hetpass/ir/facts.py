@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from hetpass.errors import FactsError
 from hetpass.ir.devices import DTYPES
 from hetpass.ir.profile import ModelProfile
+from hetpass.ir.quantities import counted
 from hetpass.ir.records import Reader, at, nearest, place, shown
 
 READER = Reader(FactsError, "HP-FACTS")
@@ -190,7 +192,8 @@ class ProgramFacts:
         if self.profile is not None and self.profile.num_layers != len(self.layers):
             READER.refuse(
                 "LAYERS",
-                f"the profile has {self.profile.num_layers} layers, the facts {len(self.layers)}",
+                f"the profile has {counted(self.profile.num_layers, 'layer')}, the facts "
+                f"{len(self.layers)}",
                 "profile",
             )
         with at("batch_size"):
@@ -201,6 +204,13 @@ class ProgramFacts:
     def num_layers(self) -> int:
         """L."""
         return len(self.layers)
+
+    @cached_property
+    def distinct(self) -> tuple[tuple[LayerFacts, ...], tuple[int, ...]]:
+        """The layers that differ, and for every layer which of them it equals."""
+        places: dict[LayerFacts, int] = {}
+        of = tuple(places.setdefault(layer, len(places)) for layer in self.layers)
+        return tuple(places), of
 
     @classmethod
     def synthetic(
@@ -311,7 +321,7 @@ class ProgramFacts:
         for layer in self.layers:
             kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
         rows = [f"  {count} x {kind}" for kind, count in kinds.items()]
-        head = f"facts: {self.num_layers} layers, batch of {self.batch_size}"
+        head = f"facts: {counted(self.num_layers, 'layer')}, batch of {self.batch_size}"
         return "\n".join([head, *rows])
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan_text import parse_stages, range_text, stages_text
+from hetpass.ir.quantities import counted
 from hetpass.ir.records import at, nearest, shown
 from hetpass.ir.schedule import read_tasks
 from hetpass.ir.stage_plan import (
@@ -156,7 +157,8 @@ class Plan:
             if pipeline.num_layers != num_layers:
                 READER.refuse(
                     "LAYERS",
-                    f"the plan's stages hold {pipeline.num_layers} layers, the program has "
+                    f"the plan's stages hold {counted(pipeline.num_layers, 'layer')}, the "
+                    "program has "
                     f"{num_layers}",
                     f"pipelines[{index}].stages[{len(pipeline.stages) - 1}].last_layer",
                     ways_out=[f"let the last stage end at layer {num_layers - 1}"],
@@ -240,10 +242,11 @@ class Plan:
                 if len(stage.replicas) == 1 and share % ways:
                     READER.refuse(
                         "BATCH",
-                        f"{share} examples of a microbatch cannot be shared by a data axis of "
+                        f"{counted(share, 'example')} of a microbatch cannot be shared by a data "
+                        "axis of "
                         f"{ways}",
                         f"pipelines[{p}].stages[{s}].replicas[0].mesh",
-                        details=[f"batch {batch_size} / {count} microbatches = {share}"],
+                        details=[f"batch {batch_size} / {counted(count, 'microbatch')} = {share}"],
                         ways_out=[
                             "legal sizes of the data axis: "
                             + ", ".join(str(d) for d in range(1, share + 1) if share % d == 0)
@@ -292,8 +295,8 @@ class Plan:
 
     def __str__(self) -> str:
         head = (
-            f"plan: {self.num_layers} layers, {self.num_stages} stages, "
-            f"{self.num_microbatches} microbatches, schedule {self.schedule}"
+            f"plan: {counted(self.num_layers, 'layer')}, {counted(self.num_stages, 'stage')}, "
+            f"{counted(self.num_microbatches, 'microbatch')}, schedule {self.schedule}"
         )
         rows = [("stage", "layers", "group", "devices", "mesh", "")]
         for p, pipeline in enumerate(self.pipelines):

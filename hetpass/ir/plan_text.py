@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from hetpass.ir.cluster import Cluster
+from hetpass.ir.quantities import counted
 from hetpass.ir.records import nearest, shown
 from hetpass.ir.stage_plan import READER, Replica, StagePlan
 
@@ -239,9 +240,12 @@ class _Parser:
         size = self.cluster.group(group.text).num_devices
         self.refuse(
             "DEVICES",
-            f"{wanted} devices of {group.text!r} are wanted, {free} are unused",
+            f"{counted(wanted, 'device')} of {group.text!r} are wanted, {free} are unused",
             position,
-            details=(f"the group has {size} devices, {size - free} are used by earlier stages",),
+            details=(
+                f"the group has {counted(size, 'device')}, {size - free} are used by earlier "
+                "stages",
+            ),
             ways_out=(f"take between 1 and {free}",) if free else ("use another group",),
         )
 
@@ -266,7 +270,7 @@ class _Parser:
         if product != num_devices:
             self.refuse(
                 "MESH",
-                f"the mesh holds {product} devices, the stage has {num_devices}",
+                f"the mesh holds {counted(product, 'device')}, the stage has {num_devices}",
                 opening,
                 ways_out=(f"data={num_devices}", f"take [{product}] devices"),
             )

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hetpass.errors import FactsError
+from hetpass.ir.quantities import counted
 from hetpass.ir.records import Reader, at, nearest, shown
 
 READER = Reader(FactsError, "HP-PROFILE")
@@ -112,7 +113,8 @@ class ModelProfile:
         if found != wanted:
             READER.refuse(
                 "LAYERS",
-                f"{found} layers here, and {wanted} elsewhere in the profile of {self.model!r}",
+                f"{counted(found, 'layer')} here, and {wanted} elsewhere in the profile of "
+                f"{self.model!r}",
                 where,
                 ways_out=["give every table one entry per layer of the same model"],
             )

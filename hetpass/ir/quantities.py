@@ -72,8 +72,22 @@ def quantity(text: str, dimension: Dimension) -> float:
     return value
 
 
-def spelled(value: float, dimension: Dimension) -> str:
-    """A quantity for people: three digits and the unit that suits ("1.25 GB/s", "10 us")."""
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """How many of something, for people: "1 stage", "3 stages".
+
+    Args:
+      noun: one of it.
+      plural: several of it, where that is not the noun with an "s" ("es" behind "ch" and "x").
+    """
+    several = plural or f"{noun}{'es' if noun.endswith(('ch', 'x')) else 's'}"
+    return f"{number} {noun if number == 1 else several}"
+
+
+def spelled(value: float, dimension: Dimension, digits: int = 3) -> str:
+    """A quantity for people: some digits and the unit that suits ("1.25 GB/s", "10 us", "40 GiB").
+
+    Amounts of memory are in powers of 1024 everywhere, as devices are sold.
+    """
     if dimension == "time":
         scales = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
     else:
@@ -83,5 +97,5 @@ def spelled(value: float, dimension: Dimension) -> str:
     fitting = [unit for unit, scale in scales.items() if abs(value) >= scale * 0.9995]
     unit = max(fitting, key=scales.__getitem__) if fitting else min(scales, key=scales.__getitem__)
     scaled = value / scales[unit]
-    digits = f"{scaled:.0f}" if abs(scaled) >= 99.95 else f"{scaled:.3g}"
-    return f"{digits} {unit}"
+    whole = abs(scaled) >= 10 ** (digits - 1) - 0.05
+    return f"{scaled:.0f} {unit}" if whole else f"{scaled:.{digits}g} {unit}"

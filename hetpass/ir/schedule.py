@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from hetpass.errors import ScheduleError
+from hetpass.ir.quantities import counted
 
 TaskKind = Literal["F", "B", "W"]
 """F: forward; B: backward (input gradients, and weight gradients too unless W tasks exist);
@@ -157,8 +158,9 @@ class Schedule:
 
     def __str__(self) -> str:
         head = (
-            f"{self.name}: {self.num_stages} stages on {len(self.lanes)} lanes, "
-            f"{self.num_microbatches} microbatches, in flight "
+            f"{self.name}: {counted(self.num_stages, 'stage')} on "
+            f"{counted(len(self.lanes), 'lane')}, "
+            f"{counted(self.num_microbatches, 'microbatch')}, in flight "
             + " ".join(str(count) for count in self.in_flight)
         )
         return "\n".join([head, *(_lane_line(i, lane) for i, lane in enumerate(self.lanes))])
@@ -224,7 +226,7 @@ def _check_lanes(schedule: Schedule) -> None:
             "every stage must be on one lane, and every lane must have a stage",
             where=schedule.name,
             details=(
-                f"{schedule.num_stages} stages; lanes hold "
+                f"{counted(schedule.num_stages, 'stage')}; lanes hold "
                 + "; ".join(_stages_text(lane.stages) for lane in schedule.lanes),
             ),
             ways_out=("put each of the stages 0 … S - 1 on exactly one lane",),
@@ -255,9 +257,9 @@ def _check_tasks(schedule: Schedule) -> None:
         if len(seen) != expected * len(lane.stages):
             raise _tasks_error(
                 schedule,
-                f"lane {index} has {len(seen)} tasks, its stages need "
+                f"lane {index} has {counted(len(seen), 'task')}, its stages need "
                 f"{expected * len(lane.stages)}: each of {', '.join(sorted(kinds))} "
-                f"for {schedule.num_microbatches} microbatches",
+                f"for {counted(schedule.num_microbatches, 'microbatch')}",
             )
 
 

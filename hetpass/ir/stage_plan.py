@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from hetpass.errors import PlanError
 from hetpass.ir.assignments import assignments_data, read_assignments
 from hetpass.ir.operation_graph import Assignment
+from hetpass.ir.quantities import counted
 from hetpass.ir.records import Reader, at, nearest, shown
 
 READER = Reader(PlanError, "HP-PLAN")
@@ -80,7 +81,7 @@ class Replica:
             if size != len(devices):
                 READER.refuse(
                     "MESH",
-                    f"the mesh holds {size} devices, the replica has {len(devices)}",
+                    f"the mesh holds {counted(size, 'device')}, the replica has {len(devices)}",
                     details=[f"{self.group}: devices {shown(list(devices))}, mesh {mesh}"],
                     ways_out=[f'one axis: [["data", {len(devices)}]]'],
                 )
@@ -167,7 +168,10 @@ class StagePlan:
     def _check_assignments(self) -> None:
         layers = self.last_layer - self.first_layer + 1
         if self.assignments and len(self.assignments) != layers:
-            READER.refuse("LAYERS", f"{layers} layers need as many, not {len(self.assignments)}")
+            READER.refuse(
+                "LAYERS",
+                f"{counted(len(self.assignments), 'assignment')} for {counted(layers, 'layer')}",
+            )
         for index, assignment in enumerate(self.assignments):
             if assignment is not None and assignment.mesh != self.replicas[0].mesh:
                 READER.refuse(

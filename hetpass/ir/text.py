@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hetpass._jax import Atom, JaxprEqn, Literal, Var
-from hetpass.ir.quantities import spelled
+from hetpass.ir.quantities import counted, spelled
 
 if TYPE_CHECKING:
     from hetpass.ir.kinds import Kind
@@ -133,8 +133,9 @@ def traced(value: Traced) -> str:
         probes = f"no probes: {value.probe_failure}" if value.probe_failure else "no probes"
     return "\n".join(
         [
-            f"traced {value.name!r}: {len(rows)} inputs, {len(equations)} equations, "
-            f"{len(outputs)} outputs, {batch}, {probes}",
+            f"traced {value.name!r}: {counted(len(rows), 'input')}, "
+            f"{counted(len(equations), 'equation')}, "
+            f"{counted(len(outputs), 'output')}, {batch}, {probes}",
             "  inputs",
             *_indented(_columns(rows)),
             "  equations",
@@ -169,9 +170,10 @@ def _program_names(value: StepProgram) -> tuple[_Names, _Names]:
 
 def _program_head(what: str, value: StepProgram) -> str:
     batch = value.traced.batch_size
-    size = f" of {batch // value.num_microbatches} examples" if batch is not None else ""
+    size = f" of {counted(batch // value.num_microbatches, 'example')}" if batch is not None else ""
     return (
-        f"{what} {value.traced.name!r}: {value.num_microbatches} microbatches{size}; equations: "
+        f"{what} {value.traced.name!r}: {counted(value.num_microbatches, 'microbatch')}{size}; "
+        "equations: "
         f"prologue {len(value.prologue)}, region {len(value.region.eqns)}, "
         f"epilogue {len(value.epilogue)}"
     )
@@ -246,8 +248,8 @@ def layered(value: Layered) -> str:
         marked.append(f"{'B' if backward else 'F'} {layers:<5} {region.equation(eqn)}")
     return "\n".join(
         [
-            f"{_program_head('layered', value.program)}; {value.num_layers} layers of "
-            f"{len(set(value.layer_kinds))} kinds",
+            f"{_program_head('layered', value.program)}; {counted(value.num_layers, 'layer')} of "
+            f"{counted(len(set(value.layer_kinds)), 'kind')}",
             *_indented(_columns(rows), 2),
             *start,
             *_indented(marked),
@@ -262,9 +264,9 @@ def layered(value: Layered) -> str:
 def staged(value: Staged) -> str:
     fed = {feed.slot: value.layered.program.traced.inputs[feed.input].path for feed in value.feeds}
     lines = [
-        f"staged {value.layered.program.traced.name!r}: {value.num_stages} stages, "
-        f"{value.num_microbatches} microbatches, {len(value.slots)} slots, "
-        f"{len(value.fragments)} fragments, {len(value.transfers)} transfers"
+        f"staged {value.layered.program.traced.name!r}: {counted(value.num_stages, 'stage')}, "
+        f"{counted(value.num_microbatches, 'microbatch')}, {counted(len(value.slots), 'slot')}, "
+        f"{counted(len(value.fragments), 'fragment')}, {counted(len(value.transfers), 'transfer')}"
     ]
     for stage in range(value.num_stages):
         lines.append(f"  stage {stage}")
@@ -304,7 +306,7 @@ def _slot_row(slot: Slot, fed: str) -> tuple[str, ...]:
 def _fragment_lines(fragment: Fragment) -> list[str]:
     counts = Counter(eqn.primitive.name for eqn in fragment.jaxpr.eqns)
     most = ", ".join(f"{count} {name}" for name, count in counts.most_common(5))
-    most += f", … ({counts.total()} equations)" if len(counts) > 5 else ""
+    most += f", … ({counted(counts.total(), 'equation')})" if len(counts) > 5 else ""
     frees = f"  frees {' '.join(f's{s}' for s in fragment.frees)}" if fragment.frees else ""
     return [
         f"{fragment.role} (phase {fragment.phase}): {most or 'no equations'}",

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hetpass.errors import ScheduleError
+from hetpass.ir.quantities import spelled
 
 SpanKind = Literal["F", "B", "W", "update", "send-F", "send-B"]
 """F, B, W: tasks. update: gradient sync and optimizer, once per step. send-F: an activation from
@@ -254,7 +255,7 @@ class Timeline:
             f"  {lane}: busy {s.busy:.1%}, exposed transfer {s.exposed:.1%}, bubble {s.bubble:.1%}"
             for lane, s in zip(self.lanes, self.shares(), strict=True)
         ]
-        rows += [f"  {c.track}: holds up to {c.peak_bytes:.6g} bytes" for c in self.memory]
+        rows += [f"  {c.track}: holds up to {spelled(c.peak_bytes, 'bytes')}" for c in self.memory]
         return "\n".join([head, *rows])
 
 

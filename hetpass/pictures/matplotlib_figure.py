@@ -11,7 +11,9 @@ from hetpass.errors import ExecutionError
 LANE_COLOURS = ("#1f4e79", "#c0504d", "#5b8c3a", "#7f5fa8", "#b8860b", "#3a8c8c", "#a0522d", "#555")
 """Of stages and groups, in order, then again from the first."""
 
-BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
+BYTES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
+"""As `hetpass.ir.quantities.spelled` writes them in tables."""
+
 SECONDS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from hetpass.ir.cluster import Cluster, DeviceGroup
 from hetpass.ir.plan import Plan, Replica
+from hetpass.ir.quantities import counted
 from hetpass.pictures.matplotlib_figure import LANE_COLOURS, figure_of, plain, saved
 
 _IDLE, _EDGE = "#e4e4e4", "#888888"
@@ -51,8 +52,8 @@ def plot_sharding(plan: Plan, cluster: Cluster, path: str | Path | None = None) 
     for axis, group, count in zip(axes, cluster.groups, rows, strict=True):
         _draw_group(axis, group, count, uses)
     figure.suptitle(
-        plain(f"{plan.num_layers} layers on {plan.num_stages} stages, {plan.num_microbatches} "
-              f"microbatches, schedule {plan.schedule}"),
+        plain(f"{counted(plan.num_layers, 'layer')} on {counted(plan.num_stages, 'stage')}, "
+              f"{counted(plan.num_microbatches, 'microbatch')}, schedule {plan.schedule}"),
         x=0.01, ha="left", fontsize=10,
     )  # fmt: skip
     _legend(figure, plan)

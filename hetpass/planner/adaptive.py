@@ -20,6 +20,7 @@ from itertools import product
 from random import Random
 
 from hetpass.errors import ScheduleError
+from hetpass.ir.quantities import spelled
 from hetpass.ir.schedule import Schedule, peaks
 from hetpass.planner.adaptive_moves import Lanes, exchanged, moved
 from hetpass.schedules.costs import PipelineCosts
@@ -396,7 +397,7 @@ def _too_little(problem: AdaptiveProblem) -> ScheduleError:
         "HP-SCHEDULE-MEMORY",
         "not even one microbatch at a time fits",
         details=[
-            f"lane {lane} needs {need:.6g} bytes and has {limit:.6g}"
+            f"lane {lane} needs {spelled(need, 'bytes', 4)} and has {spelled(limit, 'bytes', 4)}"
             for lane, (need, limit) in enumerate(zip(needs, limits, strict=False))
             if need > limit
         ],

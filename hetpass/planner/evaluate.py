@@ -15,6 +15,7 @@ from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import LayerFacts, ProgramFacts
 from hetpass.ir.plan import Plan
+from hetpass.ir.quantities import counted, spelled
 from hetpass.planner.judge import Judged, judged, pipeline_costs
 from hetpass.planner.objective import Pick, cheapest
 from hetpass.planner.plan_tables import plan_tables
@@ -104,14 +105,14 @@ class Evaluation:
         rows = []
         for index, stage in enumerate(self.stages):
             held = stage.fixed_bytes + stage.activation_bytes
-            memory = f"{held / 1e9:.3g} of {stage.limit_bytes / 1e9:.3g} GB"
+            memory = f"{spelled(held, 'bytes')} of {spelled(stage.limit_bytes, 'bytes')}"
             mark = "  <- bottleneck" if index == self.bottleneck else ""
             rows.append(
                 f"  stage {index}: layers {stage.first_layer}-{stage.last_layer} on "
                 f"{stage.devices} {stage.kind} of {stage.group}; F {stage.forward_s:.4g} s, "
                 f"B {stage.backward_s:.4g} s, send {stage.send_s:.4g} s, "
                 f"once {stage.once_s:.4g} s; {stage.in_flight} in flight, {memory} "
-                f"({stage.fixed_bytes / 1e9:.3g} fixed); busy {stage.busy:.1%}{mark}"
+                f"({spelled(stage.fixed_bytes, 'bytes')} fixed); busy {stage.busy:.1%}{mark}"
             )
         return "\n".join([head, *rows, *(f"  violated: {text}" for text in self.violations)])
 
@@ -220,8 +221,9 @@ def _memory(
         room = tables.groups[table.group]
         if need > room.memory_bytes:
             texts.append(
-                f"stage {index}: needs {need / 1e9:.4g} GB on each device of {room.name!r} for "
-                f"{count} microbatches in flight, and has {room.memory_bytes / 1e9:.4g} GB"
+                f"stage {index}: needs {spelled(need, 'bytes', 4)} on each device of "
+                f"{room.name!r} for {counted(count, 'microbatch')} in flight, and has "
+                f"{spelled(room.memory_bytes, 'bytes', 4)}"
             )
     return texts or ["the schedule holds more microbatches than fit"]
 

@@ -10,7 +10,7 @@ from hetpass.cost.analytic import Assumptions
 from hetpass.cost.range_bytes import MemoryParts
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
-from hetpass.ir.quantities import spelled
+from hetpass.ir.quantities import counted, spelled
 from hetpass.planner.baselines import Baseline
 from hetpass.planner.evaluate import Evaluation, StageEvaluation, evaluate
 from hetpass.planner.search import Candidate, SearchResult
@@ -67,8 +67,8 @@ def _new_lanes(evaluation: Evaluation) -> list[bool]:
 def _step(evaluation: Evaluation) -> list[str]:
     plan = evaluation.plan
     return [
-        f"step {_time(evaluation.step_s)} by simulation: {plan.num_stages} stages, "
-        f"{plan.num_microbatches} microbatches, schedule {plan.schedule}; balance "
+        f"step {_time(evaluation.step_s)} by simulation: {counted(plan.num_stages, 'stage')}, "
+        f"{counted(plan.num_microbatches, 'microbatch')}, schedule {plan.schedule}; balance "
         f"{evaluation.balance:.1%}"
     ]
 

@@ -25,6 +25,7 @@ from hetpass.cost.network import Network
 from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster, DeviceGroup
 from hetpass.ir.plan import Pipeline, Plan, Replica, StagePlan
+from hetpass.ir.quantities import counted, spelled
 from hetpass.ir.schedule import Schedule
 from hetpass.planner.judge import FAMILY
 from hetpass.schedules.costs import LinkCost, PipelineCosts, StageCost
@@ -215,7 +216,7 @@ class _Pricing:
             if any(cost is None for cost in found):
                 self.violations.append(
                     f"pipeline {index}: nobody knows how stage {number} runs with "
-                    f"{self.examples} examples"
+                    f"{counted(self.examples, 'example')}"
                 )
                 return PipelinePrice(math.inf, (), (), (0.0,) * len(pipeline.stages))
             costs = [cost for cost in found if cost is not None]
@@ -252,8 +253,9 @@ class _Pricing:
                 fitting = min(fitting, math.floor((usable - fixed) / each))
             if fitting < 1 or fixed > usable:
                 self.violations.append(
-                    f"pipeline {index}: stage {number} needs {(fixed + each) / 1e9:.4g} GB on each "
-                    f"device and has {usable / 1e9:.4g} GB"
+                    f"pipeline {index}: stage {number} needs "
+                    f"{spelled(fixed + each, 'bytes', 4)} on each device and has "
+                    f"{spelled(usable, 'bytes', 4)}"
                 )
             rooms.append(max(1, fitting))
         return rooms

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from hetpass.errors import PlanError, ScheduleError
 from hetpass.ir.plan import Pipeline, Plan
+from hetpass.ir.quantities import counted
 from hetpass.ir.schedule import Lane, Schedule, peaks, read_tasks
 from hetpass.planner.adaptive import AdaptiveProblem, adaptive
 from hetpass.schedules.costs import PipelineCosts, StageCost
@@ -230,7 +231,9 @@ def _as_written(plan: Plan) -> Schedule:
     stages_of = [tuple(s for s, lane in enumerate(lane_of) if lane == i) for i in set(lane_of)]
     if len(stages_of) != len(plan.tasks):
         raise _misfit(
-            plan, f"it lists the tasks of {len(plan.tasks)} lanes for {len(stages_of)} submeshes"
+            plan,
+            f"it lists the tasks of {counted(len(plan.tasks), 'lane')} for {len(stages_of)} "
+            "submeshes",
         )
     lanes = tuple(
         Lane(stages, read_tasks(line)) for stages, line in zip(stages_of, plan.tasks, strict=True)

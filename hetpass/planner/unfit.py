@@ -14,6 +14,7 @@ from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.devices import DeviceGroup
 from hetpass.ir.facts import ProgramFacts
+from hetpass.ir.quantities import counted, spelled
 from hetpass.planner.inter_op import InterOpOptions, suffix_program
 from hetpass.planner.objective import Pick
 
@@ -51,7 +52,10 @@ def nothing_fits(
         return PlanError(
             "HP-PLAN-NOTHING",
             "no stages on this cluster can run the program, whatever the memory",
-            details=[f"{facts.num_layers} layers, {m} microbatches", str(cluster)],
+            details=[
+                f"{counted(facts.num_layers, 'layer')}, {counted(m, 'microbatch')}",
+                str(cluster),
+            ],
             ways_out=["add links between groups, or devices that can compute every layer"],
         )
     factor, picks = found
@@ -60,7 +64,7 @@ def nothing_fits(
         "the program does not fit into the memory of the cluster",
         details=[
             *_needs(tables, picks),
-            f"with {m} microbatches, the smallest pieces that were tried",
+            f"with {counted(m, 'microbatch')}, the smallest pieces that were tried",
         ],
         ways_out=[
             f"the least change of memory: {math.ceil(factor * 100) / 100:.2f} times as much on "
@@ -136,11 +140,13 @@ def _needs(tables: CostTables, picks: Sequence[Pick]) -> list[str]:
             if table.group == index:
                 count = min(tables.num_microbatches, len(picks) - place)
                 needs.append(float(table.fixed_bytes[at] + count * table.activation_bytes[at]))
-        need = f"needs {max(needs) / 1e9:.4g} GB" if needs else "would stay idle"
-        lines.append(f"{room.name}: {need} on each device, has {room.memory_bytes / 1e9:.4g} GB")
+        need = f"needs {spelled(max(needs), 'bytes', 4)}" if needs else "would stay idle"
+        has = spelled(room.memory_bytes, "bytes", 4)
+        lines.append(f"{room.name}: {need} on each device, has {has}")
     least = [float(np.min(_alone(tables, layer))) for layer in range(tables.num_layers)]
     largest = int(np.argmax(least))
-    lines.append(f"the largest layer, {largest}, needs {least[largest] / 1e9:.4g} GB at the least")
+    needed = spelled(least[largest], "bytes", 4)
+    lines.append(f"the largest layer, {largest}, needs {needed} at the least")
     return lines
 
 
@@ -161,7 +167,7 @@ def _devices(cluster: Cluster, tables_of: TablesOf, m: int, options: InterOpOpti
             larger = Cluster(groups, cluster.links, cluster.default_link)
             if _any_that_fits(tables_of(larger, m), 1.0, options) is not None:
                 lines.append(
-                    f"or {grown.num_devices} devices in {group.name!r} instead of "
+                    f"or {counted(grown.num_devices, 'device')} in {group.name!r} instead of "
                     f"{group.num_devices}"
                 )
                 break

@@ -264,7 +264,7 @@ def _after(cluster: Cluster, change: Change) -> Cluster:
 
 def _memory(outcome: Outcome) -> str:
     held, limit = outcome.fullest_bytes
-    return f"{held / 1e9:.3g} of {limit / 1e9:.3g} GB" if limit else ""
+    return f"{spelled(held, 'bytes')} of {spelled(limit, 'bytes')}" if limit else ""
 
 
 def _money(value: float | None) -> str:

@@ -16,6 +16,7 @@ import jax
 from hetpass.backend.compile import Executable
 from hetpass.errors import ScheduleError
 from hetpass.ir.program import Slot, Staged
+from hetpass.ir.quantities import counted
 from hetpass.ir.schedule import Schedule, Task, TaskKind
 
 _ROLES = {"F": "forward", "B": "backward", "W": "weight"}
@@ -124,8 +125,8 @@ def _check_sizes(compiled: Dispatched) -> None:
             "HP-SCHEDULE-SIZES",
             f"the schedule {schedule.name!r} is for another program",
             details=(
-                f"program: {wanted[0]} stages, {wanted[1]} microbatches",
-                f"schedule: {given[0]} stages, {given[1]} microbatches",
+                f"program: {counted(wanted[0], 'stage')}, {counted(wanted[1], 'microbatch')}",
+                f"schedule: {counted(given[0], 'stage')}, {counted(given[1], 'microbatch')}",
             ),
         )
 

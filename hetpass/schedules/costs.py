@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, fields
 
 from hetpass.errors import ScheduleError
+from hetpass.ir.quantities import counted
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class PipelineCosts:
             raise _cost_error(
                 "pipeline",
                 "S stages need S - 1 links between them",
-                f"{len(self.stages)} stages, {len(self.links)} links",
+                f"{counted(len(self.stages), 'stage')}, {len(self.links)} links",
             )
 
     @property

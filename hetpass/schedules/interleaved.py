@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from hetpass.errors import ScheduleError
+from hetpass.ir.quantities import counted
 from hetpass.ir.schedule import Lane, Schedule, Task, TaskKind, peaks
 
 
@@ -79,7 +80,7 @@ def num_lanes(name: str, num_stages: int, stages_per_lane: int) -> int:
             "HP-SCHEDULE-SIZES",
             "every lane must have the same number of stages",
             where=name,
-            details=(f"{num_stages} stages, {stages_per_lane} per lane",),
+            details=(f"{counted(num_stages, 'stage')}, {stages_per_lane} per lane",),
             ways_out=("choose a number of stages that is a multiple of the stages per lane",),
         )
     return num_stages // stages_per_lane

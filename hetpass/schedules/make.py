@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from hetpass.errors import ScheduleError
+from hetpass.ir.quantities import counted
 from hetpass.ir.schedule import Schedule
 from hetpass.schedules.costs import PipelineCosts
 from hetpass.schedules.forward_only import ForwardOnly
@@ -154,7 +155,9 @@ def _check(name: str, num_stages: int, num_microbatches: int, costs: PipelineCos
             "HP-SCHEDULE-COST",
             "the costs are of another pipeline",
             where=name,
-            details=(f"{len(costs.stages)} stages in the costs, {num_stages} in the schedule",),
+            details=(
+                f"{counted(len(costs.stages), 'stage')} in the costs, {num_stages} in the schedule",
+            ),
             ways_out=("give costs with one entry per stage",),
         )
 

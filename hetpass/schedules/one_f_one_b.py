@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetpass.errors import ScheduleError
+from hetpass.ir.quantities import counted
 from hetpass.ir.schedule import Lane, Schedule, Task, TaskKind
 from hetpass.schedules.costs import PipelineCosts
 
@@ -122,7 +123,8 @@ def legal_counts(counts: Sequence[int], num_stages: int, num_microbatches: int) 
             "HP-SCHEDULE-INFLIGHT",
             "these in-flight counts cannot run",
             details=(
-                f"counts {list(counts)} for {num_stages} stages; a stage that holds fewer "
+                f"counts {list(counts)} for {counted(num_stages, 'stage')}; a stage that holds "
+                "fewer "
                 "microbatches than the stage after it would wait for ever",
             ),
             ways_out=("give one count per stage, at least 1, never rising along the stages",),

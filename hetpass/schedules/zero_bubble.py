@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from hetpass.errors import ScheduleError
+from hetpass.ir.quantities import counted
 from hetpass.ir.schedule import Schedule, peaks
 from hetpass.schedules.costs import PipelineCosts, StageCost
 from hetpass.schedules.greedy import Listed, Ranks, Room, list_orders
@@ -105,8 +106,8 @@ def v_shape(num_stages: int) -> tuple[int, ...]:
         raise ScheduleError(
             "HP-SCHEDULE-SIZES",
             "a V needs an even number of stages, two per lane",
-            details=(f"{num_stages} stages",),
-            ways_out=(f"cut the layers into {num_stages + 1} stages", 'use "zb-h1"'),
+            details=(f"{counted(num_stages, 'stage')}",),
+            ways_out=(f"cut the layers into {counted(num_stages + 1, 'stage')}", 'use "zb-h1"'),
         )
     half = num_stages // 2
     return (*range(half), *reversed(range(half)))

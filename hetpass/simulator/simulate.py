@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hetpass.errors import ScheduleError
+from hetpass.ir.quantities import counted
 from hetpass.ir.schedule import Schedule
 from hetpass.ir.timeline import MemoryCurve, Span, SpanKind, Timeline
 from hetpass.schedules.costs import PipelineCosts
@@ -48,7 +49,8 @@ def _prepared(schedule: Schedule, costs: PipelineCosts) -> Pipe:
             "the costs are of another pipeline",
             where=schedule.name,
             details=(
-                f"{len(costs.stages)} stages in the costs, {schedule.num_stages} in the schedule",
+                f"{counted(len(costs.stages), 'stage')} in the costs, {schedule.num_stages} in "
+                "the schedule",
             ),
             ways_out=("give costs with one entry per stage",),
         )

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from hetpass.errors import ToolError
-from hetpass.ir.quantities import spelled
+from hetpass.ir.quantities import counted, spelled
 from hetpass.tools.answer import Answer, Command, Table
 from hetpass.tools.plan_cache import PlanCache
 from hetpass.tools.switches import cache_folder
@@ -24,7 +24,7 @@ def ls(arguments: Namespace, terminal: Terminal) -> Answer:
         stat = path.stat()
         when = datetime.datetime.fromtimestamp(stat.st_mtime).isoformat(" ", "minutes")
         found.append((key, _name(path), spelled(stat.st_size, "bytes"), when))
-    where = f"{len(found)} plans in {cache.folder}"
+    where = f"{counted(len(found), 'plan')} in {cache.folder}"
     parts: list[str | Table] = [where]
     if found:
         parts.append(Table(("key", "step", "size", "made"), tuple(found)))
@@ -61,7 +61,7 @@ def rm(arguments: Namespace, terminal: Terminal) -> Answer:
             ways_out=["hetpass cache rm KEY", "hetpass cache rm --all"],
         )  # fmt: skip
     removed = [key for key in chosen if cache.remove(key)]
-    return Answer([f"removed {len(removed)} plans"], {"removed": removed})
+    return Answer([f"removed {counted(len(removed), 'plan')}"], {"removed": removed})
 
 
 def _declare_nothing(parser: ArgumentParser) -> None:

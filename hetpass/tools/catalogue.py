@@ -9,7 +9,7 @@ from hetpass.ir.catalogue import catalogue, find_kind
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.device_records import kind_data
 from hetpass.ir.devices import DeviceKind, Link
-from hetpass.ir.quantities import spelled
+from hetpass.ir.quantities import counted, spelled
 from hetpass.tools.answer import Answer, Command, Table
 from hetpass.tools.terminal import Terminal
 
@@ -81,7 +81,8 @@ def cluster_show(arguments: Namespace, terminal: Terminal) -> Answer:
         links += (("other pairs", str(cluster.default_link)),)
     total = sum(_best_rate(g.kind) * g.num_devices for g in cluster.groups)
     parts: list[Any] = [
-        f"{arguments.file}: {cluster.num_devices} devices in {len(cluster.groups)} groups, "
+        f"{arguments.file}: {counted(cluster.num_devices, 'device')} in "
+        f"{counted(len(cluster.groups), 'group')}, "
         f"{spelled(total, 'flops')} in all",
         Table(head, groups),
     ]

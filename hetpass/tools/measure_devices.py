@@ -22,6 +22,7 @@ from hetpass.ir.catalogue import catalogue
 from hetpass.ir.cluster_devices import kind_name
 from hetpass.ir.device_profile import DeviceProfile, KindProfile
 from hetpass.ir.devices import Link
+from hetpass.ir.quantities import counted
 
 _ROUNDS = 5
 
@@ -146,7 +147,7 @@ def today() -> str:
 def machine() -> str:
     """The machine in words, without its name."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{platform.machine()}, {cores} cores"
+    return f"{platform.machine()}, {counted(cores or 1, 'core')}"
 
 
 def versions() -> dict[str, str]:

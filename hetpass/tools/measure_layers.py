@@ -25,6 +25,7 @@ from hetpass.ir.cluster_devices import kind_name
 from hetpass.ir.device_profile import LayerSeconds
 from hetpass.ir.facts import Amount, Seconds
 from hetpass.ir.plan import Pipeline, Plan, Replica, StagePlan
+from hetpass.ir.quantities import counted
 from hetpass.planner.schedule_choice import plan_schedule
 from hetpass.tools.steps import stepped
 from hetpass.tools.target import Target
@@ -100,7 +101,7 @@ def _timed(
     say: Callable[[str], None],
 ) -> _Timed | None:
     """Every kind of layer for B / count examples; None where B cannot be cut so."""
-    say(f"cutting into {count} microbatches")
+    say(f"cutting into {counted(count, 'microbatch')}")
     cluster = Cluster((DeviceGroup(_GROUP, find_kind(kind), 1, 1),))
     step = stepped(target, cluster, arguments)
     traced = step.trace(*target.arguments).program

@@ -13,7 +13,7 @@ from hetpass.cost.analytic import ASSUMED
 from hetpass.errors import ToolError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan import Plan
-from hetpass.ir.quantities import spelled
+from hetpass.ir.quantities import counted, spelled
 from hetpass.ir.timeline import Timeline
 from hetpass.pictures.plot_memory import plot_memory
 from hetpass.pictures.plot_sharding import plot_sharding
@@ -43,10 +43,9 @@ def explain(arguments: Namespace, terminal: Terminal) -> Answer:
 
 
 def _head(plan: Plan) -> str:
-    stages = "1 stage" if plan.num_stages == 1 else f"{plan.num_stages} stages"
     return (
-        f"{plan.num_layers} layers on {stages}, "
-        f"{plan.num_microbatches} microbatches, schedule {plan.schedule}"
+        f"{counted(plan.num_layers, 'layer')} on {counted(plan.num_stages, 'stage')}, "
+        f"{counted(plan.num_microbatches, 'microbatch')}, schedule {plan.schedule}"
     )
 
 
@@ -139,7 +138,7 @@ def simulate(arguments: Namespace, terminal: Terminal) -> Answer:
     return Answer(
         [
             f"{bundle.name}: {seconds(timeline.makespan_s)} a step by simulation, schedule "
-            f"{bundle.plan.schedule}, {bundle.plan.num_microbatches} microbatches",
+            f"{bundle.plan.schedule}, {counted(bundle.plan.num_microbatches, 'microbatch')}",
             Table(("lane", "busy", "exposed transfer", "bubble", "holds up to"), rows),
         ],
         {
@@ -202,7 +201,7 @@ def trace(arguments: Namespace, terminal: Terminal) -> Answer:
         raise not_written(error) from None
     events = len(timeline.spans)
     return Answer(
-        [f"wrote {out}: {events} spans; open it at ui.perfetto.dev"],
+        [f"wrote {out}: {counted(events, 'span')}; open it at ui.perfetto.dev"],
         {"path": str(out), "spans": events},
     )
 
@@ -255,7 +254,8 @@ def _compared(one: Plan, other: Plan) -> Mapping[str, tuple[str, str]]:
 
 
 def _tasks(plan: Plan) -> str:
-    return f"{sum(len(t.split()) for t in plan.tasks)} tasks listed" if plan.tasks else "by name"
+    listed = sum(len(t.split()) for t in plan.tasks)
+    return f"{counted(listed, 'task')} listed" if plan.tasks else "by name"
 
 
 def _stage_texts(plan: Plan) -> dict[tuple[int, int], str]:

@@ -11,6 +11,7 @@ from hetpass.cost.network import LinkNetwork, MeasuredNetwork, Network
 from hetpass.errors import ToolError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
+from hetpass.ir.quantities import spelled
 from hetpass.planner.mix import mix
 from hetpass.planner.pipelines import Market, PlanPrice
 from hetpass.tools.answer import Answer
@@ -63,5 +64,5 @@ def _price_text(price: PlanPrice) -> str:
     return (
         f"step {price.step_s:.4g} s by simulation: pipelines {price.compute_s:.4g} s, sum of "
         f"gradients {price.sync_s:.4g} s, update {price.update_s:.4g} s; "
-        f"{price.peak_bytes / 1e9:.3g} GB on the fullest device"
+        f"{spelled(price.peak_bytes, 'bytes')} on the fullest device"
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hetpass.errors import ToolError
+from hetpass.ir.quantities import counted
 from hetpass.tools.target import Target, declare_target
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def stepped(
     if arguments.microbatches is not None and arguments.microbatches < 1:
         raise ToolError(
             "HP-TOOL-ARGUMENTS",
-            f"{arguments.microbatches} microbatches",
+            counted(arguments.microbatches, "microbatch"),
             where="--microbatches",
             ways_out=["a whole number of at least 1"],
         )

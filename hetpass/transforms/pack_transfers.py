@@ -30,6 +30,7 @@ from hetpass.ir.program import (
     Transfer,
     Write,
 )
+from hetpass.ir.quantities import counted
 from hetpass.transforms.region import rename_result
 from hetpass.transforms.sizes import SMALL_BYTES, aval_bytes, elements
 from hetpass.transforms.splice import equations_of
@@ -64,7 +65,8 @@ def pack_transfers(staged: Staged) -> Staged:
         sources = tuple(t.source for t in moves)
         aval = _joined_aval([slots[s].aval for s in sources])
         fragment = staged.fragments[writer]
-        name = f"{len(sources)} values of {fragment.role} {fragment.phase}, stage {fragment.stage}"
+        several = counted(len(sources), "value")
+        name = f"{several} of {fragment.role} {fragment.phase}, stage {fragment.stage}"
         if (writer, sources) not in joined:
             joined[writer, sources] = _add(slots, staged.fragments[writer].stage, aval, name)
         packs.append(

@@ -40,6 +40,7 @@ from hetpass.ir.program import (
     Staged,
     StepProgram,
 )
+from hetpass.ir.quantities import counted
 from hetpass.schedules.make import WEIGHT_SCHEDULES
 from hetpass.transforms.assemble import (
     Assembly,
@@ -146,7 +147,7 @@ def _stages(layered: Layered, plan: Plan) -> tuple[int, ...]:
             details=[
                 f"pipelines: {len(plan.pipelines)}",
                 *(
-                    f"pipeline {p}, stage {s}: {len(stage.replicas)} replicas"
+                    f"pipeline {p}, stage {s}: {counted(len(stage.replicas), 'replica')}"
                     for p, pipeline in enumerate(plan.pipelines)
                     for s, stage in enumerate(pipeline.stages)
                     if len(stage.replicas) != 1
@@ -175,7 +176,7 @@ def _stages(layered: Layered, plan: Plan) -> tuple[int, ...]:
             )
         stages += [index] * (stage.last_layer - stage.first_layer + 1)
     if len(stages) != layered.num_layers:
-        raise _bad_layers(layered, f"the stages hold {len(stages)} layers")
+        raise _bad_layers(layered, f"the stages hold {counted(len(stages), 'layer')}")
     return tuple(stages)
 
 

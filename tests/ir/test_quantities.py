@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpass.ir.quantities import quantity, spelled
+from hetpass.ir.quantities import counted, quantity, spelled
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,18 @@ def test_bits_and_bytes_are_never_confused():
 def test_spelled_reads_back_to_three_digits(value):
     for dimension in ("time", "bytes", "bandwidth", "flops"):
         assert quantity(spelled(value, dimension), dimension) == pytest.approx(value, rel=0.006)
+
+
+def test_memory_is_spelled_in_powers_of_1024():
+    assert spelled(16 * 2**30, "bytes") == "16 GiB"
+    assert spelled(1e9, "bytes") == "954 MiB"
+    assert spelled(17_179_869_185, "bytes", 4) == "16 GiB"
+    assert spelled(17.5 * 2**30, "bytes", 4) == "17.5 GiB"
+    assert spelled(1001.26 * 2**20, "bytes", 4) == "1001 MiB"
+    assert spelled(999.4 * 2**20, "bytes", 4) == "999.4 MiB"
+
+
+def test_one_and_several():
+    assert [counted(n, "stage") for n in (0, 1, 2)] == ["0 stages", "1 stage", "2 stages"]
+    assert [counted(n, "microbatch") for n in (1, 4)] == ["1 microbatch", "4 microbatches"]
+    assert [counted(n, "leaf", "leaves") for n in (1, 3)] == ["1 leaf", "3 leaves"]

@@ -31,7 +31,7 @@ def test_every_task_is_drawn_with_its_microbatch():
     assert labels == ["lane 0", "lane 1", "link 0→1", "link 1→0"]
     assert tracks.get_title(loc="left").startswith("one: ")
     assert "ms" in memory.get_xlabel()
-    assert memory.get_ylabel() == "memory, MB"
+    assert memory.get_ylabel() == "memory, MiB"
     assert len(memory.get_lines()) == 2
 
 

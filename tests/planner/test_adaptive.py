@@ -109,7 +109,7 @@ def test_several_stages_per_lane(split_weights):
 
 def test_too_little_memory_says_what_is_needed():
     costs = PipelineCosts.equal(2, StageCost(1.0, 1.0, activation_bytes=4.0, fixed_bytes=3.0))
-    with pytest.raises(ScheduleError, match="lane 1 needs 7 bytes and has 6") as caught:
+    with pytest.raises(ScheduleError, match="lane 1 needs 7 B and has 6 B") as caught:
         adaptive(AdaptiveProblem(costs, 3, limits_bytes=(7.0, 6.0)))
     assert caught.value.code == "HP-SCHEDULE-MEMORY"
 

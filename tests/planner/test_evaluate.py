@@ -70,8 +70,7 @@ def test_memory_is_a_violation_with_numbers():
     result = priced("fast: 0-3 | slow: 4-5", facts, cluster(memory={"fast": 35}))
     assert math.isinf(result.step_s)
     assert result.violations == (
-        "stage 0: needs 4e-08 GB on each device of 'fast' for 1 microbatches in flight, and has "
-        "3.5e-08 GB",
+        "stage 0: needs 40 B on each device of 'fast' for 1 microbatch in flight, and has 35 B",
     )
 
 

@@ -64,7 +64,7 @@ def test_h_1f1b_needs_costs():
 def test_prints_one_line_per_lane():
     text = str(make_schedule("1f1b", num_stages=2, num_microbatches=1))
     assert text == (
-        "1f1b: 2 stages on 2 lanes, 1 microbatches, in flight 1 1\n"
+        "1f1b: 2 stages on 2 lanes, 1 microbatch, in flight 1 1\n"
         "  lane 0 (stage 0): F0 B0\n"
         "  lane 1 (stage 1): F0 B0"
     )

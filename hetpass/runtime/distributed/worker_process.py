@@ -14,6 +14,7 @@ import jax
 
 from hetpass.backend.emulate import Emulation
 from hetpass.errors import ExecutionError, HetpassError
+from hetpass.ir.quantities import counted
 from hetpass.runtime.distributed.worker import Seat, Worker
 from hetpass.runtime.transport.jax_transfer import JaxTransport
 from hetpass.runtime.transport.message import Message, Receiver, Slowness, Transport
@@ -147,8 +148,10 @@ def _started(start: WorkerStart, coordinator: str) -> Worker:
     if len(here) != seat.num_devices or len(devices) != seat.num_devices * seat.hosts:
         raise ExecutionError(
             "HP-RUN-DEVICES",
-            f"process {seat.place} of group {seat} has {len(here)} devices",
-            details=[f"the cluster says {seat.num_devices} on each of {seat.hosts} hosts"],
+            f"process {seat.place} of group {seat} has {counted(len(here), 'device')}",
+            details=[
+                f"the cluster says {seat.num_devices} on each of {counted(seat.hosts, 'host')}"
+            ],
             ways_out=["correct devices_per_host and hosts of the group"],
         )
 

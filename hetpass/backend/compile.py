@@ -12,10 +12,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetpass._jax import ShapedArray
-from hetpass.backend.assigned_stages import assigned_stages
-from hetpass.backend.lower import StageProgram, finish_results, lower
-from hetpass.backend.reshard import Placement, Reshard, placement, plan_reshard, put
-from hetpass.backend.shard import slot_shardings, stage_meshes, stage_replicas, stored_aval
+from hetpass.backend.lower import StageProgram
+from hetpass.backend.reshard import Placement, Reshard, plan_reshard, put
+from hetpass.backend.shard import stage_meshes
+from hetpass.backend.stored_slots import stored_slots
 from hetpass.ir.plan import Plan, Replica
 from hetpass.ir.program import FromInput, FromSlot, Staged
 from hetpass.ir.schedule import Schedule
@@ -82,42 +82,31 @@ def compile(
     Raises:
       PlanError: for a plan that does not fit the program or the devices, before any compile.
     """
-    replicas = stage_replicas(staged, plan)
-    assigned = assigned_stages(finish_results(staged), plan)
-    staged = assigned.staged
+    stored = stored_slots(staged, plan)
+    staged, replicas, avals = stored.staged, stored.replicas, stored.avals
     meshes = stage_meshes(replicas, devices)
-    shardings = slot_shardings(staged, plan, replicas, meshes, assigned.layouts)
-    count = staged.num_microbatches
-    avals = tuple(
-        stored_aval(slot, replicas[slot.stage], count, layout)
-        for slot, layout in zip(staged.slots, assigned.layouts, strict=True)
-    )
+    shardings = stored.shardings(dict(enumerate(meshes)))
     links = tuple(_link(t.source, t.target, shardings, avals) for t in staged.transfers)
-    inputs = staged.layered.program.traced.inputs
-    placements = tuple(
-        placement(inputs[f.input].aval.shape, staged.slots[f.slot], count, shardings[f.slot])
-        for f in staged.feeds
-    )
     kept = undonatable(staged, [link.aliases for link in links])
-    build = Build(staged, dict(enumerate(meshes)), avals, dict(enumerate(shardings)), kept, clock)
+    build = Build(staged, dict(enumerate(meshes)), avals, shardings, kept, clock)
     return CompiledStep(
         staged=staged,
         schedule=schedule,
         replicas=replicas,
         meshes=meshes,
         avals=avals,
-        shardings=shardings,
-        executables=build.all(lower(staged, replicas, assigned), threads),
+        shardings=tuple(shardings.values()),
+        executables=build.all(stored.programs(), threads),
         links=links,
-        placements=placements,
-        numbers=tuple(microbatch_numbers(mesh, count) for mesh in meshes),
+        placements=tuple(stored.placements(shardings).values()),
+        numbers=tuple(microbatch_numbers(mesh, staged.num_microbatches) for mesh in meshes),
     )
 
 
 def _link(
     source: int,
     target: int,
-    shardings: Sequence[NamedSharding],
+    shardings: Mapping[int, NamedSharding],
     avals: Sequence[ShapedArray],
 ) -> Reshard:
     itemsize = getattr(avals[source].dtype, "itemsize", 0)

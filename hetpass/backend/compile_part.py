@@ -16,14 +16,14 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hetpass._jax import ShapedArray
-from hetpass.backend.assigned_stages import assigned_stages
 from hetpass.backend.compile import Build, Executable, microbatch_numbers, undonatable
 from hetpass.backend.emulate import Emulation, emulated
-from hetpass.backend.lower import StageProgram, finish_results, lower
+from hetpass.backend.lower import StageProgram
 from hetpass.backend.pieces import mesh_boxes
-from hetpass.backend.reshard import Placement, placement, plan_reshard
+from hetpass.backend.reshard import Placement, plan_reshard
 from hetpass.backend.routes import Route, Side, route
-from hetpass.backend.shard import slot_specs, stage_meshes, stage_replicas, stored_aval
+from hetpass.backend.shard import stage_meshes
+from hetpass.backend.stored_slots import StoredSlots, stored_slots
 from hetpass.ir.plan import Plan, Replica
 from hetpass.ir.program import Staged
 from hetpass.ir.schedule import Schedule
@@ -100,31 +100,20 @@ def compile_part(
     Raises:
       PlanError: for a plan that does not fit the program or the devices, before any compile.
     """
-    replicas = stage_replicas(staged, plan)
-    assigned = assigned_stages(finish_results(staged), plan)
-    staged = assigned.staged
-    specs = slot_specs(staged, plan, replicas, assigned.layouts)
+    stored = stored_slots(staged, plan)
+    staged, replicas, avals = stored.staged, stored.replicas, stored.avals
     where = stage_places(replicas, places)
     own = [stage for stage, found in enumerate(where) if place in found]
     found = stage_meshes([replicas[stage] for stage in own], devices)
     meshes = dict(zip(own, found, strict=True))
-    shardings = {
-        slot.index: NamedSharding(meshes[slot.stage], specs[slot.index])
-        for slot in staged.slots
-        if slot.stage in meshes
-    }
-    count = staged.num_microbatches
-    avals = tuple(
-        stored_aval(slot, replicas[slot.stage], count, layout)
-        for slot, layout in zip(staged.slots, assigned.layouts, strict=True)
-    )
-    links, aliases, routes = _links(staged, replicas, places, specs, shardings, avals, place)
-    inputs = staged.layered.program.traced.inputs
+    shardings = stored.shardings(meshes)
+    links, aliases, routes = _links(stored, places, shardings, place)
     kept = undonatable(staged, aliases)
     if not emulation.donates:
         kept = frozenset(range(len(staged.slots)))
     build = Build(staged, meshes, avals, shardings, kept, time.perf_counter)
-    programs = lower(staged, replicas, assigned)
+    programs = stored.programs()
+    count = staged.num_microbatches
     fragments = dict(enumerate(staged.fragments))
     own_programs = [(n, p) for n, p in enumerate(programs) if p.stage in meshes]
     found_here = build.all([program for _, program in own_programs], _THREADS)
@@ -141,18 +130,12 @@ def compile_part(
         place=place,
         places=where,
         avals=avals,
-        specs=specs,
+        specs=stored.specs,
         shardings=shardings,
         executables=tuple(next(built) if p.stage in meshes else _elsewhere(p) for p in programs),
         links=links,
         routes=routes,
-        placements={
-            number: placement(
-                inputs[feed.input].aval.shape, staged.slots[feed.slot], count, shardings[feed.slot]
-            )
-            for number, feed in enumerate(staged.feeds)
-            if feed.slot in shardings
-        },
+        placements=stored.placements(shardings),
         numbers=tuple(
             microbatch_numbers(meshes[stage], count) if stage in meshes else (None,) * count
             for stage in range(staged.num_stages)
@@ -169,22 +152,19 @@ def _not_here(*_: Any) -> NoReturn:
 
 
 def _links(
-    staged: Staged,
-    replicas: Sequence[Replica],
-    places: Places,
-    specs: Sequence[PartitionSpec],
-    shardings: Mapping[int, NamedSharding],
-    avals: Sequence[ShapedArray],
-    place: int,
+    stored: StoredSlots, places: Places, shardings: Mapping[int, NamedSharding], place: int
 ) -> tuple[tuple[Callable[..., Any], ...], list[bool], dict[int, Route]]:
     """Links, whether they alias, and routes; as in CompiledPart."""
+    staged, avals, specs = stored.staged, stored.avals, stored.specs
     links: list[Callable[..., Any]] = []
     aliases = []
     routes: dict[int, Route] = {}
     planned: dict[tuple[Side, Side], Route] = {}
     for number, transfer in enumerate(staged.transfers):
         ends = [
-            side_of(specs[slot], replicas[staged.slots[slot].stage], places, avals[slot].shape)
+            side_of(
+                specs[slot], stored.replicas[staged.slots[slot].stage], places, avals[slot].shape
+            )
             for slot in (transfer.source, transfer.target)
         ]
         around = {*ends[0].places, *ends[1].places}

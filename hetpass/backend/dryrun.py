@@ -21,12 +21,11 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from hetpass.backend.assigned_stages import assigned_stages
 from hetpass.backend.compile import Build, Executable, undonatable
 from hetpass.backend.gpu_target import gpu_target
-from hetpass.backend.lower import StageProgram, finish_results, lower
+from hetpass.backend.lower import StageProgram
 from hetpass.backend.report import FragmentReport, fragment_report
-from hetpass.backend.shard import slot_shardings, stage_replicas, stored_aval
+from hetpass.backend.stored_slots import stored_slots
 from hetpass.errors import ClusterError
 from hetpass.ir.cluster import Cluster, DeviceGroup
 from hetpass.ir.plan import Plan, Replica
@@ -125,22 +124,20 @@ def dryrun(
         for it is not installed.
       PlanError: the plan does not fit the program.
     """
-    replicas = stage_replicas(staged, plan)
-    assigned = assigned_stages(finish_results(staged), plan)
-    staged = assigned.staged
+    stored = stored_slots(staged, plan)
+    staged, replicas = stored.staged, stored.replicas
     groups = {group.name: group for group in cluster.groups}
     known: dict[tuple[str, tuple[tuple[str, int], ...]], Mesh] = {}
-    meshes = tuple(_mesh(groups[replica.group], replica, known) for replica in replicas)
-    shardings = slot_shardings(staged, plan, replicas, meshes, assigned.layouts)
-    avals = tuple(
-        stored_aval(slot, replicas[slot.stage], staged.num_microbatches, layout)
-        for slot, layout in zip(staged.slots, assigned.layouts, strict=True)
-    )
+    meshes = {
+        stage: _mesh(groups[replica.group], replica, known)
+        for stage, replica in enumerate(replicas)
+    }
+    shardings = stored.shardings(meshes)
     kept = undonatable(staged, [False] * len(staged.transfers))
-    build = Build(staged, dict(enumerate(meshes)), avals, dict(enumerate(shardings)), kept, clock)
-    executables = build.all(lower(staged, replicas, assigned), threads)
+    build = Build(staged, meshes, stored.avals, shardings, kept, clock)
+    executables = build.all(stored.programs(), threads)
     reports = [fragment_report(executable) for executable in executables]
-    held = [_device_bytes(a, s) for a, s in zip(avals, shardings, strict=True)]
+    held = [_device_bytes(a, s) for a, s in zip(stored.avals, shardings.values(), strict=True)]
     stages = []
     for number, replica in enumerate(replicas):
         own = [

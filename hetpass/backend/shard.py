@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from hetpass._jax import ShapedArray
 from hetpass.backend.layout import batch_layout, legal_parts
@@ -259,18 +259,3 @@ def slot_specs(
         if before.stage == after.stage and not before.stacked:
             specs[after.index] = specs[before.index]
     return tuple(specs)
-
-
-def slot_shardings(
-    staged: Staged,
-    plan: Plan,
-    replicas: Sequence[Replica],
-    meshes: Sequence[Mesh],
-    layouts: Sequence[Layout | None] | None = None,
-) -> tuple[NamedSharding, ...]:
-    """One per slot, on its stage's mesh: `slot_specs`, bound to devices."""
-    specs = slot_specs(staged, plan, replicas, layouts)
-    return tuple(
-        NamedSharding(meshes[slot.stage], spec)
-        for slot, spec in zip(staged.slots, specs, strict=True)
-    )

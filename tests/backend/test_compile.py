@@ -89,7 +89,7 @@ def test_seconds_come_from_the_clock_that_is_given():
 
 
 def test_refused_before_anything_is_lowered(monkeypatch):
-    monkeypatch.setattr("hetpass.backend.compile.lower", None)
+    monkeypatch.setattr("hetpass.backend.stored_slots.lower", None)
     with pytest.raises(PlanError, match="HP-PLAN-DATA-AXIS"):
         compiled((("data", 5),), ())
 

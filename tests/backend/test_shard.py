@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from hetpass._jax import ShapedArray
 from hetpass.backend.shard import (
     slot_sharding,
-    slot_shardings,
+    slot_specs,
     stage_meshes,
     stage_replicas,
     stored_aval,
@@ -21,7 +21,7 @@ from hetpass.errors import PlanError
 from hetpass.ir.kinds import Batched, Partial, Whole
 from hetpass.ir.plan import Plan, Replica
 from hetpass.ir.program import Slot
-from tests.backend.handmade import devices_of, mlp, plan_of
+from tests.backend.handmade import mlp, plan_of
 
 WHOLE = Whole()
 BOTH = Replica("g", (0, 1, 2, 3, 4, 5), (("data", 2), ("model", 3)))
@@ -120,10 +120,8 @@ def test_state_comes_back_as_it_went_in():
     first = dataclasses.replace(plan.pipelines[0].stages[0], shardings={"w0": (("model",), ())})
     stages = (first, plan.pipelines[0].stages[1])
     plan = Plan((dataclasses.replace(plan.pipelines[0], stages=stages),))
-    replicas = stage_replicas(staged, plan)
-    meshes = stage_meshes(replicas, devices_of(plan))
-    found = slot_shardings(staged, plan, replicas, meshes)
+    found = slot_specs(staged, plan, stage_replicas(staged, plan))
     by_name = {s.name: found[s.index] for s in staged.slots}
-    assert by_name["w0"].spec == P("model", None)
+    assert by_name["w0"] == P("model", None)
     assert by_name["w0+"] == by_name["w0"]
     assert by_name["w1+"] == by_name["w1"]

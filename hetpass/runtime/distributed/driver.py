@@ -17,11 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetpass.backend.assigned_stages import assigned_stages
 from hetpass.backend.compile_part import stage_places
-from hetpass.backend.lower import finish_results
 from hetpass.backend.report import FragmentReport
-from hetpass.backend.shard import stage_replicas
+from hetpass.backend.stored_slots import stored_slots
 from hetpass.errors import ExecutionError
 from hetpass.ir.plan import Plan
 from hetpass.ir.program import FromInput, FromLiteral, FromSlot, Staged
@@ -120,8 +118,9 @@ class Layout:
 
 def layout_of(staged: Staged, plan: Plan, schedule: Schedule, crew: Crew) -> Layout:
     """See Layout."""
-    places = stage_places(stage_replicas(staged, plan), crew.seats[0].places)
-    staged = assigned_stages(finish_results(staged), plan).staged
+    stored = stored_slots(staged, plan)
+    places = stage_places(stored.replicas, crew.seats[0].places)
+    staged = stored.staged
     traced = staged.layered.program.traced
     count = len(traced.inputs) - len(traced.constants)
     slots = staged.slots

@@ -13,7 +13,8 @@ from hetpass.ir.program import Traced
 
 
 def program_hash(traced: Traced) -> str:
-    """Equal for equal programs in every process; values of captured arrays do not count.
+    """Equal for equal programs in every process; of a captured array's values only whether all are
+    zero.
 
     Unlike the fingerprint, which names what a plan refers to, it covers every equation: a plan that
     is found by it is the plan that would be made again.
@@ -26,7 +27,7 @@ def program_hash(traced: Traced) -> str:
 
     add(f"{traced.name} {traced.batch_size}")
     for leaf in traced.inputs:
-        add(f"{leaf.path} {leaf.aval.str_short()}")
+        add(f"{leaf.path} {leaf.aval.str_short()}{' zeros' if leaf.zeros else ''}")
     for path in traced.out_paths:
         add(path)
     for jaxpr in (traced.jaxpr, *traced.probes):

@@ -99,7 +99,10 @@ def walk(traced: Traced, probes: Probes) -> Phases:
     context = Context(probes.growth, size, apply)
     phases = Phases(traced, probes, context)
     for leaf, var in zip(traced.inputs, traced.jaxpr.invars, strict=True):
-        phases.info[var] = Info("early", full_view(var, context, leaf.batch_dim), 0.0)
+        view = full_view(var, context, leaf.batch_dim)
+        if leaf.zeros and view == WHOLE:
+            view = Val(Whole(), const=0)
+        phases.info[var] = Info("early", view, 0.0)
     phases.flops = [equation_flops(e) for e in traced.jaxpr.eqns]
     budget = CHEAP_SHARE * sum(phases.flops)
     for index, eqn in enumerate(traced.jaxpr.eqns):

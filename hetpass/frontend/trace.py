@@ -6,11 +6,12 @@ import inspect
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from hetpass import _jax
 from hetpass.errors import HetpassError, TraceError
@@ -75,8 +76,10 @@ def trace(
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
     probes, failure, place = _probe(flat, fun, inputs, first, batch_size)
     constants = [
-        InputLeaf(f"constant {i}", v.aval, None, None, False)
-        for i, v in enumerate(first.jaxpr.invars[len(inputs) :])
+        InputLeaf(f"constant {i}", v.aval, None, None, False, _only_zeros(value))
+        for i, (v, value) in enumerate(
+            zip(first.jaxpr.invars[len(inputs) :], first.constants, strict=True)
+        )
     ]
     constants = _constant_axes(constants, first, probes)
     return Traced(
@@ -295,5 +298,12 @@ def _constant_axes(
         larger = probes[0].jaxpr.invars[start + i].aval.shape
         grown = [d for d, (a, b) in enumerate(zip(leaf.aval.shape, larger, strict=True)) if a != b]
         dim = grown[0] if len(grown) == 1 else None
-        found.append(InputLeaf(leaf.path, leaf.aval, None, dim, False))
+        found.append(replace(leaf, batch_dim=dim))
     return found
+
+
+def _only_zeros(value: Any) -> bool:
+    """Whether a captured array holds zeros only; random keys and parts of arrays never do."""
+    if isinstance(value, jax.Array) and not (value.is_fully_addressable and _plain(value.dtype)):
+        return False
+    return not np.any(np.asarray(value))

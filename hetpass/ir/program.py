@@ -35,6 +35,7 @@ class InputLeaf:
       argnum: the position of the argument; None for captured constants.
       batch_dim: the dimension that holds the examples; None if free of the batch.
       donated: the caller gives the array away.
+      zeros: a captured constant that holds zeros only, as the start of a sum does.
     """
 
     path: str
@@ -42,6 +43,7 @@ class InputLeaf:
     argnum: int | None
     batch_dim: int | None
     donated: bool
+    zeros: bool = False
 
 
 @dataclass(frozen=True)

@@ -289,6 +289,22 @@ def a_sum_carried_by_a_scan(p: Any, b: Any) -> Any:
     return (h**2).mean() + total * 0.01 + best.mean(), (total, count, seen)
 
 
+_ZEROS = np.zeros((D, D), np.float32)
+_ZERO = jnp.array(0.0)
+
+
+@equal
+def sums_that_start_at_captured_zeros(p: Any, b: Any) -> Any:
+    def layer(carry: Any, w: Any) -> Any:
+        h, total, table = carry
+        h = jnp.tanh(h @ w)
+        return (h, total + h.sum(), table + h.T @ h), None
+
+    (h, total, table), _ = lax.scan(layer, (b["x"], _ZERO, _ZEROS), p["square"])
+    counts = jnp.asarray(_ZEROS[0]).at[b["y"]].add((h**2).mean(1))
+    return (h**2).mean() + total * 0.01 + (table**2).mean() + (counts * 0.1).sum(), (table, counts)
+
+
 @equal
 def rows_by_index_in_every_way(p: Any, b: Any) -> Any:
     h = _net(p, b["x"])

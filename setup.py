@@ -49,6 +49,7 @@ setup(
         "numpy>=2.0",
         "scipy>=1.13",
         "networkx>=3.2",
+        "highspy>=1.8",
     ],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["hetpass = hetpass.tools.main:main"]},

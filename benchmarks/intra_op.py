@@ -5,8 +5,9 @@
 The layers of a GPT in flax linen (half precision, float32 parameters, Adam; attention and MLP are
 layers of their own) are read from the traced step, and planned for the devices of one A100 host.
 Seconds are of processor time, cold: what is remembered between layers is forgotten before each. A
-memory point is the program solved again at another price of memory. Chaining gives every range of
-a model of `--layers` layers; its gap is to a lower bound, 0 where it is exact.
+memory point is the fastest assignment within one more limit on memory, proved; the limits are
+spread evenly between the least memory and that of the fastest assignment. Chaining gives every
+range of a model of `--layers` layers; its gap is to a lower bound, 0 where it is exact.
 
 Results are written to benchmarks/results/intra_op.json.
 """
@@ -18,6 +19,7 @@ import dataclasses
 import datetime
 import json
 import platform
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -40,14 +42,16 @@ from hetpass.ir.catalogue import find_kind
 from hetpass.ir.devices import DeviceGroup
 from hetpass.ir.operation_graph import OperationGraph
 from hetpass.planner.intra_op import strategies
-from hetpass.planner.intra_op.answers import cheapest, fastest
+from hetpass.planner.intra_op.answers import fastest
 from hetpass.planner.intra_op.boundary import BoundaryTable, boundary_table
 from hetpass.planner.intra_op.chain import chained
 from hetpass.planner.intra_op.evaluate import evaluate
 from hetpass.planner.intra_op.linear_program import Effort
-from hetpass.planner.intra_op.program import program
+from hetpass.planner.intra_op.memory_limits import MemoryLimits
+from hetpass.planner.intra_op.program import Program, program
 from hetpass.planner.intra_op.setting import Setting
 
+MEMORY_POINTS = 9
 RESULTS = Path(__file__).resolve().parent / "results" / "intra_op.json"
 _REMEMBERING = (
     layouts._divisors,
@@ -95,11 +99,8 @@ def layer(graph: OperationGraph, setting: Setting) -> tuple[BoundaryTable, dict[
     answer = fastest(made)
     lap("solve_s")
     assert answer is not None
-    rate = answer.seconds / answer.memory_bytes
-    for price in (0.5, 1.0, 2.0):
-        assert cheapest(made.weighed(price * rate)).choices is not None
-    lap("memory_point_s")
-    seconds["memory_point_s"] /= 3
+    points = memory_points(made)
+    lap("memory_points_s")
     table = boundary_table(made)
     lap("boundary_table_s")
     assert table is not None
@@ -107,6 +108,7 @@ def layer(graph: OperationGraph, setting: Setting) -> tuple[BoundaryTable, dict[
     lap("evaluate_s")
     return table, {
         **seconds,
+        "memory_points": points,
         "operations": len(graph.operations),
         "strategies": sum(len(costs) for costs in made.seconds.nodes),
         "edge_entries": sum(costs.size for costs in made.seconds.edges.values()),
@@ -118,6 +120,35 @@ def layer(graph: OperationGraph, setting: Setting) -> tuple[BoundaryTable, dict[
             for (when, kind, axes), found in priced.collectives.items()
         },
     }
+
+
+def memory_points(made: Program) -> list[dict[str, float]]:
+    """Limits one after the other, from loose to tight: seconds of processor time for each."""
+    began = time.process_time()
+    limits = MemoryLimits(made)
+    assert limits.fast is not None
+    most, least = limits.fast.memory_bytes, limits.known[0].memory
+    ready = time.process_time() - began
+    found = []
+    for k in reversed(range(MEMORY_POINTS)):
+        limit = least + (k + 0.5) / MEMORY_POINTS * (most - least)
+        began = time.process_time()
+        answer = limits.fastest(limit)
+        took = time.process_time() - began
+        if answer is None:  # the least and the most are one
+            continue
+        assert answer.memory_bytes <= limit
+        found.append(
+            {
+                "limit_bytes": limit,
+                "step_s": answer.seconds,
+                "gap": answer.gap,
+                "parts": answer.branches + 1,
+                "seconds": took,
+            }
+        )
+    found[0]["seconds_before"] = ready  # the free solve, and what all limits share
+    return found
 
 
 def chain(
@@ -183,9 +214,10 @@ def main() -> int:
         print(found["mesh"], found["all_ranges"])
         for row in found["layer_kinds"]:
             total = row["build_s"] + row["solve_s"]
+            points = [point["seconds"] for point in row["memory_points"]]
             print(
                 f"  {row['operations']} operations: {total:.2f} s to build and solve, "
-                f"{row['memory_point_s']:.2f} s per memory point, "
+                f"{statistics.median(points):.2f} s per memory point, {max(points):.2f} at most, "
                 f"{row['boundary_table_s']:.2f} s for the boundary table"
             )
     return 0

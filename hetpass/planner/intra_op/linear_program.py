@@ -2,8 +2,7 @@
 
 A choice is a variable of its node, summing to one; a pair of choices is a variable of its edge, the
 rows and columns of which sum to the choices of the two nodes (Koster, van Hoesel and Kolen 1998).
-Without integrality the program is nearly always integral; HiGHS branches only where it is not. A
-limit on a second cost (memory) is one more row.
+Without integrality the program is nearly always integral; HiGHS branches only where it is not.
 """
 
 from __future__ import annotations
@@ -31,21 +30,19 @@ class Effort:
       refinements: rounds in which entries of boundary tables are solved by themselves,
       chain_gap: while the whole chain is further than this above its lower bound, relative.
       prices: of memory that are tried in a row.
-      limit_gap: under a memory limit, above which the integer program is used.
-      most_variables: of that program.
+      most_boxes: into which choices are divided under a memory limit.
     """
 
     node_limit: int = 2000
     gap: float = 1e-9
     most_entries: int = 1 << 23
-    most_joined: int = 1_000_000
+    most_joined: int = 8_000_000
     allowances: tuple[float, ...] = (3e-3, 3e-2)
     most_states: int = 64
     refinements: int = 2
     chain_gap: float = 1e-2
     prices: int = 12
-    limit_gap: float = 1e-3
-    most_variables: int = 40_000
+    most_boxes: int = 200
 
 
 @dataclass(frozen=True)
@@ -63,57 +60,26 @@ class Solved:
     status: str
 
 
-@dataclass(frozen=True, eq=False)
-class Limit:
-    """A second cost of the same nodes and edges, and what it may come to."""
-
-    costs: Problem
-    at_most: float
-
-
-def solved(problem: Problem, limit: Limit | None = None, effort: Effort = Effort()) -> Solved:
-    """The cheapest choices under the limit."""
+def solved(problem: Problem, effort: Effort = Effort()) -> Solved:
+    """The cheapest choices."""
     if not problem.nodes:
-        allowed = limit is None or limit.at_most >= 0
-        return Solved(() if allowed else None, 0.0, 0, "optimal" if allowed else "infeasible")
-    program = _Program(problem)
-    if limit is None:
-        relaxed = _relaxed(program)
-        if relaxed is None:
-            return Solved(None, np.inf, 0, "infeasible")
-        if program.is_integral(relaxed.x):
-            return Solved(program.choices(relaxed.x), relaxed.bound, 0, "optimal")
-    return _branched(program, limit, effort)
+        return Solved((), 0.0, 0, "optimal")
+    program = Transport(problem)
+    relaxed = _relaxed(program)
+    if relaxed is None:
+        return Solved(None, np.inf, 0, "infeasible")
+    if program.is_integral(relaxed.x):
+        return Solved(program.choices(relaxed.x), relaxed.bound, 0, "optimal")
+    return _branched(program, effort)
 
 
 def slack(problem: Problem) -> Slack | None:
-    """How far everything lies above the relaxation, by its reduced costs; None: infeasible.
-
-    For any choices the reduced costs of nodes and edges add up to what they cost above the bound.
-    """
-    program = _Program(problem)
+    """How far everything lies above the relaxation; None: infeasible."""
+    program = Transport(problem)
     relaxed = _relaxed(program)
     if relaxed is None:
         return None
-    above = np.maximum(relaxed.reduced_costs, 0.0)
-    nodes, variable = [], 0
-    for node, allowed in enumerate(program.allowed):
-        costs = np.full(len(problem.nodes[node]), np.inf)
-        costs[allowed] = above[variable : variable + len(allowed)]
-        variable += len(allowed)
-        nodes.append(costs)
-    edges = {}
-    for i, j, one, other in program.pairs:
-        costs = np.full((len(nodes[i]), len(nodes[j])), np.inf)
-        pairs = program.allowed[i][one], program.allowed[j][other]
-        costs[pairs] = above[variable : variable + len(one)]
-        variable += len(one)
-        edges[i, j] = costs
-    used = tuple(
-        allowed[relaxed.x[program.first[node] : program.first[node + 1]] > 1e-7]
-        for node, allowed in enumerate(program.allowed)
-    )
-    return Slack(relaxed.bound, Problem(tuple(nodes), edges), used)
+    return program.slack(relaxed.x, relaxed.bound, relaxed.reduced_costs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +102,7 @@ class _Relaxed:
     reduced_costs: Floats
 
 
-def _relaxed(program: _Program) -> _Relaxed | None:
+def _relaxed(program: Transport) -> _Relaxed | None:
     """The program without integrality; None if nothing is allowed."""
     # scipy.optimize takes a third of a second to import: only who solves pays it.
     from scipy.optimize import linprog
@@ -150,14 +116,11 @@ def _relaxed(program: _Program) -> _Relaxed | None:
     return _Relaxed(found.x, found.fun * scale, found.lower.marginals * scale)
 
 
-def _branched(program: _Program, limit: Limit | None, effort: Effort) -> Solved:
+def _branched(program: Transport, effort: Effort) -> Solved:
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     scale, sums = program.scale(), program.sums()
     constraints = [LinearConstraint(sums, program.right, program.right)]
-    if limit is not None:
-        row, unit = program.row(limit.costs), max(limit.at_most, 1.0)
-        constraints.append(LinearConstraint(row[None, :] / unit, -np.inf, limit.at_most / unit))
     answer = milp(
         program.objective / scale,
         integrality=program.integrality,
@@ -173,8 +136,13 @@ def _branched(program: _Program, limit: Limit | None, effort: Effort) -> Solved:
     return Solved(chosen, bound, int(answer.mip_node_count or 0), status)
 
 
-class _Program:
-    """Variables: allowed choices of all nodes, then allowed pairs of all edges."""
+class Transport:
+    """Variables: allowed choices of all nodes, then allowed pairs of all edges.
+
+    Attributes:
+      objective: their costs.
+      right: right sides of `sums`.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -233,6 +201,32 @@ class _Program:
             inside = None if table is None else table[np.ix_(self.allowed[i], self.allowed[j])]
             parts.append(np.zeros(len(one)) if inside is None else inside[one, other])
         return np.concatenate(parts)
+
+    def slack(self, x: Floats, bound: float, reduced_costs: Floats) -> Slack:
+        """What a solution says of every choice.
+
+        For any choices the reduced costs of nodes and edges add up to what they cost above the
+        bound.
+        """
+        above = np.maximum(reduced_costs, 0.0)
+        nodes, variable = [], 0
+        for node, allowed in enumerate(self.allowed):
+            costs = np.full(len(self.problem.nodes[node]), np.inf)
+            costs[allowed] = above[variable : variable + len(allowed)]
+            variable += len(allowed)
+            nodes.append(costs)
+        edges = {}
+        for i, j, one, other in self.pairs:
+            costs = np.full((len(nodes[i]), len(nodes[j])), np.inf)
+            pairs = self.allowed[i][one], self.allowed[j][other]
+            costs[pairs] = above[variable : variable + len(one)]
+            variable += len(one)
+            edges[i, j] = costs
+        used = tuple(
+            allowed[x[self.first[node] : self.first[node + 1]] > 1e-7]
+            for node, allowed in enumerate(self.allowed)
+        )
+        return Slack(bound, Problem(tuple(nodes), edges), used)
 
     def is_integral(self, x: Floats) -> bool:
         """Whether every node makes one choice."""

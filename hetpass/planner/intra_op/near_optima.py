@@ -11,6 +11,7 @@ from hetpass.planner.intra_op.elimination import eliminated
 from hetpass.planner.intra_op.linear_program import Effort, slack, solved
 from hetpass.planner.intra_op.pbqp import Choices, Floats, Problem
 from hetpass.planner.intra_op.sparse_elimination import Survivors, survivors
+from hetpass.planner.intra_op.tree_bounds import pruned
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def near_optima(problem: Problem, kept: Sequence[int], effort: Effort) -> NearOp
     wanted = gap + 1e-7 * scale  # what the reduced costs are good for
     best: tuple[Survivors, float] | None = None
     for allowance in [wanted, *(s * scale for s in effort.allowances if s * scale > wanted)]:
-        found = survivors(measured.above, kept, allowance, effort.most_joined)
+        near = pruned(measured.above, allowance, tilts=(0.0,) * 3)
+        found = survivors(near, kept, allowance, effort.most_joined)
         if found is None:
             break
         if len(found.costs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hetpass.ir.operation_graph import OperationGraph
 from hetpass.planner.intra_op.answers import Answer, fastest
 from hetpass.planner.intra_op.linear_program import Effort
-from hetpass.planner.intra_op.memory_sweep import fastest_within
+from hetpass.planner.intra_op.memory_limits import MemoryLimits
 from hetpass.planner.intra_op.program import program
 from hetpass.planner.intra_op.setting import Setting
 
@@ -25,8 +25,6 @@ def solve(
       None if nothing keeps the limit.
     """
     made = program(graph, setting)
-    return (
-        fastest(made, effort)
-        if memory_bytes is None
-        else fastest_within(made, memory_bytes, effort)
-    )
+    if memory_bytes is None:
+        return fastest(made, effort)
+    return MemoryLimits(made, effort).fastest(memory_bytes)

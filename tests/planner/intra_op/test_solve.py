@@ -5,11 +5,13 @@ import random
 import numpy as np
 import pytest
 
+from hetpass.planner.intra_op import limited_relaxation
 from hetpass.planner.intra_op.answers import fastest
 from hetpass.planner.intra_op.elimination import eliminated
 from hetpass.planner.intra_op.evaluate import evaluate
 from hetpass.planner.intra_op.linear_program import Effort, solved
-from hetpass.planner.intra_op.memory_sweep import fastest_within, pareto
+from hetpass.planner.intra_op.memory_limits import MemoryLimits
+from hetpass.planner.intra_op.memory_sweep import pareto
 from hetpass.planner.intra_op.pbqp import reduced
 from hetpass.planner.intra_op.program import program
 from hetpass.planner.intra_op.solve import solve
@@ -49,32 +51,60 @@ def test_reduction_linear_program_and_trying_everything_agree(block):
     assert compared >= 45
 
 
-def test_under_memory_limits_the_gap_is_true_and_small():
-    """Every combination is tried; the gap bounds how far the answer is from the best."""
-    limits = 0
+def limits_of(made):
+    memories = sorted({a.memory_bytes for a in pareto(made)})
+    between = [(a + b) / 2 for a, b in zip(memories, memories[1:], strict=False)]
+    return memories, [*memories, *between]
+
+
+def test_under_memory_limits_answers_are_the_best_of_all():
+    """Every combination is tried."""
+    compared = 0
     for graph, setting, made in problems(range(1000, 1120), most_operations=4):
         combinations = float(np.prod([float(len(c)) for c in made.seconds.nodes]))
         if combinations > 3e5:
             continue
-        answers = pareto(made)
-        memories = sorted({a.memory_bytes for a in answers})
-        for limit in [
-            *memories,
-            *((a + b) / 2 for a, b in zip(memories, memories[1:], strict=False)),
-        ]:
+        memories, limits = limits_of(made)
+        for limit in limits:
             best = brute_force(made.seconds, made.memory, limit * (1 + 1e-12))
             answer = solve(graph, setting, limit * (1 + 1e-12))
             assert answer is not None
             assert answer.memory_bytes <= limit * (1 + 1e-12)
-            assert answer.bound <= best * (1 + 1e-7) + 1e-11
-            assert best * (1 - 1e-7) - 1e-11 <= answer.seconds
-            assert answer.seconds <= best * (1 + Effort().limit_gap) + 1e-11
-            limits += 1
+            assert answer.seconds == pytest.approx(best, **NEAR)
+            assert answer.gap < 1e-9
+            compared += 1
         least = brute_force(made.memory)
         assert memories[0] == pytest.approx(least)
         if least:
             assert solve(graph, setting, 0.99 * least) is None
-    assert limits >= 60
+    assert compared >= 60
+
+
+@pytest.mark.parametrize(
+    ("way", "effort"),
+    [
+        ("solved anew", Effort()),
+        ("divided", Effort(most_joined=0, most_boxes=10_000)),
+        ("a few boxes", Effort(most_joined=0, most_boxes=3)),
+    ],
+)
+def test_limits_are_kept_in_whichever_way(monkeypatch, way, effort):
+    """Without warm starts, and where no elimination is possible."""
+    if way == "solved anew":
+        monkeypatch.setattr(limited_relaxation, "_highspy", lambda: False)
+    open_gaps = 0
+    for _, _, made in problems(range(1000, 1008), most_operations=3):
+        best, found = MemoryLimits(made), MemoryLimits(made, effort)
+        for limit in reversed(limits_of(made)[1]):
+            exact, other = best.fastest(limit * (1 + 1e-12)), found.fastest(limit * (1 + 1e-12))
+            assert exact.gap < 1e-9
+            assert exact.bound <= other.seconds * (1 + 1e-9)
+            assert other.bound <= exact.seconds * (1 + 1e-7) + 1e-12
+            assert other.memory_bytes <= limit * (1 + 1e-12)
+            open_gaps += other.gap > 1e-7
+            if way != "a few boxes":
+                assert other.seconds == pytest.approx(exact.seconds, **NEAR)
+    assert (open_gaps > 0) == (way == "a few boxes")
 
 
 def test_pareto_answers_trade_time_for_memory():
@@ -121,4 +151,4 @@ def test_answers_are_the_same_every_time():
     for graph, setting, made in problems(range(20)):
         one, other = fastest(made), solve(graph, setting)
         assert one == other
-        assert fastest_within(made, one.memory_bytes) == one
+        assert MemoryLimits(made).fastest(one.memory_bytes) == one

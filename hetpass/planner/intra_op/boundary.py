@@ -24,6 +24,7 @@ from hetpass.planner.intra_op.linear_program import Effort
 from hetpass.planner.intra_op.near_optima import near_optima
 from hetpass.planner.intra_op.pbqp import Choices, Edge, Floats, Problem, Reduced, reduced
 from hetpass.planner.intra_op.program import Program
+from hetpass.planner.intra_op.tree_bounds import least_between
 
 State = tuple[Layout, ...]
 
@@ -110,10 +111,8 @@ def boundary_table(
     if near is None:
         return None
     around = _Neighbours.of(merged, tuple(rest.complete(choices) for choices in near.choices))
-    one, other = near.least
-    lower = np.maximum(one[:, None], other[None, :])
-    if (min(ends), max(ends)) not in rest.core.edges:  # what lies above on both sides adds up
-        lower = np.maximum(lower, one[:, None] + other[None, :] - near.relaxed)
+    scale = effort.allowances[-1] * abs(near.relaxed) if effort.allowances else np.inf
+    lower = near.relaxed + least_between(near.above, (ends[0], ends[1]), scale)
     states = {choices[-2:] for choices in (rest.complete(c) for c in near.choices)}
     beyond = np.full(lower.shape, near.bound + near.allowance)
     for state in states:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hetpass.planner.intra_op.elimination import eliminated
 from hetpass.planner.intra_op.linear_program import Effort, slack, solved
-from hetpass.planner.intra_op.pbqp import Choices, Floats, Problem
+from hetpass.planner.intra_op.pbqp import Choices, Problem
 from hetpass.planner.intra_op.sparse_elimination import Survivors, survivors
 from hetpass.planner.intra_op.tree_bounds import pruned
 
@@ -29,7 +29,7 @@ class NearOptima:
     bound: float
     allowance: float
     relaxed: float
-    least: tuple[Floats, ...]
+    above: Problem
 
 
 def near_optima(problem: Problem, kept: Sequence[int], effort: Effort) -> NearOptima | None:
@@ -49,10 +49,9 @@ def near_optima(problem: Problem, kept: Sequence[int], effort: Effort) -> NearOp
         if branched.choices is None:
             return None
         first = branched.choices
-    least = tuple(measured.bound + _above(measured.above, node) for node in kept)
     gap = max(problem.cost(first) - measured.bound, 0.0)
     if not kept and gap <= effort.gap * abs(measured.bound):
-        return NearOptima((first,), measured.bound, 0.0, measured.bound, least)
+        return NearOptima((first,), measured.bound, 0.0, measured.bound, measured.above)
     scale = max(abs(measured.bound), 1e-12)
     wanted = gap + 1e-7 * scale  # what the reduced costs are good for
     best: tuple[Survivors, float] | None = None
@@ -66,27 +65,14 @@ def near_optima(problem: Problem, kept: Sequence[int], effort: Effort) -> NearOp
         if not kept:
             break
     if best is None:
-        return NearOptima((first,), measured.bound, 0.0, measured.bound, least)
+        return NearOptima((first,), measured.bound, 0.0, measured.bound, measured.above)
     found, allowance = best
     order = sorted(range(len(found.costs)), key=lambda k: (found.costs[k], k))
     nearest = float(found.costs[order[0]])
     choices = tuple(found.choices(k) for k in order)
-    return NearOptima(choices, measured.bound + nearest, allowance - nearest, measured.bound, least)
-
-
-def _above(above: Problem, node: int) -> Floats:
-    """How far what has a choice of a node lies above the bound at least.
-
-    A choice needs a pair on each of its edges: its own reduced cost and the least of its pairs' on
-    every edge add up.
-    """
-    total = above.nodes[node]
-    for (i, j), costs in above.edges.items():
-        if node == i:
-            total = total + costs.min(axis=1)
-        elif node == j:
-            total = total + costs.min(axis=0)
-    return total
+    return NearOptima(
+        choices, measured.bound + nearest, allowance - nearest, measured.bound, measured.above
+    )
 
 
 def _among(problem: Problem, used: Sequence[Choices], effort: Effort) -> tuple[int, ...] | None:

@@ -79,6 +79,7 @@ class Survivors:
     weights: Floats
     _final: _Sparse
     _bits: tuple[int, ...]
+    _numbers: tuple[Codes, ...]
 
     def choices(self, combination: int) -> tuple[int, ...]:
         """The cheapest choices of all nodes."""
@@ -91,7 +92,7 @@ class Survivors:
                 chosen[node] = rest & ((1 << self._bits[node]) - 1)
                 rest >>= self._bits[node]
             waiting += [(source, int(rows[row])) for source, rows in table.sources]
-        return tuple(chosen[node] for node in range(len(self._bits)))
+        return tuple(int(own[chosen[node]]) for node, own in enumerate(self._numbers))
 
 
 def survivors(
@@ -133,8 +134,10 @@ class _Work:
     def __init__(
         self, above: Problem, allowance: float, budget: int, limit: Limit | None = None
     ) -> None:
-        self.sizes = tuple(len(costs) for costs in above.nodes)
-        self.bits = tuple((size - 1).bit_length() for size in self.sizes)
+        # Choices are numbered among those of their node that may come near at all.
+        self.numbers = tuple(np.flatnonzero(costs <= allowance) for costs in above.nodes)
+        self.sizes = tuple(len(own) for own in self.numbers)
+        self.bits = tuple(max(size - 1, 0).bit_length() for size in self.sizes)
         self.allowance, self.budget = allowance, budget
         self.at_most = np.inf if limit is None else limit.at_most
         self.price = 0.0 if limit is None else limit.price
@@ -149,12 +152,13 @@ class _Work:
         ]
 
     def sparse(self, nodes: tuple[int, ...], costs: Floats, weights: Floats | None) -> _Sparse:
-        places = np.nonzero(costs <= self.allowance)
+        own = np.ix_(*(self.numbers[node] for node in nodes))
+        places = np.nonzero(costs[own] <= self.allowance)
         codes = places[0]
         if len(nodes) == 2:
             codes = (codes << self.bits[nodes[1]]) | places[1]
-        own = np.zeros(len(codes)) if weights is None else weights[places]
-        return self.table(nodes, codes, costs[places], own)
+        found = np.zeros(len(codes)) if weights is None else weights[own][places]
+        return self.table(nodes, codes, costs[own][places], found)
 
     def table(
         self,
@@ -176,7 +180,7 @@ class _Work:
         own = [t for t in self.tables if node in t.nodes]
         around = {n for t in own for n in t.nodes}
         dense = prod(float(self.sizes[n]) for n in around)
-        shares = [len(t.codes) / prod(float(self.sizes[n]) for n in t.nodes) for t in own]
+        shares = [len(t.codes) / max(prod(float(self.sizes[n]) for n in t.nodes), 1.0) for t in own]
         return dense * prod(min(share, 1.0) for share in shares)
 
     def joined(self, node: int) -> _Sparse | None:
@@ -281,5 +285,5 @@ class _Work:
         final = final.rows(final.weights <= self.at_most)
         states = np.zeros((len(final.codes), len(kept)), dtype=np.int64)
         for column, node in enumerate(kept):
-            states[:, column] = self.pick(final, (node,))
-        return Survivors(states, final.costs, final.weights, final, self.bits)
+            states[:, column] = self.numbers[node][self.pick(final, (node,))]
+        return Survivors(states, final.costs, final.weights, final, self.bits, self.numbers)

@@ -55,6 +55,30 @@ def pruned(
     return Problem(tuple(nodes), edges)
 
 
+def least_between(above: Problem, ends: tuple[int, int], allowance: float) -> Floats:
+    """[choice of one node, choice of another] -> what any choices with both come to at least.
+
+    Args:
+      above: costs above a bound, none negative.
+      allowance: costs beyond it do not matter in the choice of trees.
+    """
+    found = np.zeros([len(above.nodes[end]) for end in ends])
+    drawn = dict.fromkeys(above.edges, 0)
+    for _ in range(len(_TILTS)):
+        tree = _tree(above, drawn, allowance)
+        for edge in tree:
+            drawn[edge] += 1
+        for axis, (one, other) in enumerate((ends, ends[::-1])):
+            by_choice = found if axis == 0 else found.T
+            for choice in range(len(by_choice)):
+                nodes = list(above.nodes)
+                nodes[one] = np.full(len(nodes[one]), np.inf)
+                nodes[one][choice] = above.nodes[one][choice]
+                least, _ = _marginals(Problem(tuple(nodes), above.edges), tree)
+                by_choice[choice] = np.maximum(by_choice[choice], least[other])
+    return found
+
+
 def _tilted(problem: Problem, limit: Limit, change: float) -> Problem:
     nodes = tuple(
         own + change * second for own, second in zip(problem.nodes, limit.costs.nodes, strict=True)

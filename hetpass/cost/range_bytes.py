@@ -36,42 +36,49 @@ def range_bytes(
     examples: float,
     recompute: str,
     shared: Sequence[SharedBytes] = (),
+    order: Sequence[int] | None = None,
 ) -> RangeBytes:
     """Bytes per device of every range of layers.
 
     Args:
-      layers: all L of the program.
+      layers: all L of the program, or those that differ.
       submesh: rows share the examples, devices of a row the parameters and activations.
       examples: in a microbatch.
       recompute: "none" or "full".
       shared: what pairs of layers both count.
+      order: for every layer of the program which of `layers` it is; None: they are all of them.
     """
     share = examples / submesh.data
-    ways = [min(submesh.model, layer.most_tensor_parallel) for layer in layers]
-    held = [
-        (x.parameter_bytes + x.state_bytes + 2 * x.gradient_bytes) / w
-        + x.batch_bytes / submesh.data
-        for x, w in zip(layers, ways, strict=True)
-    ]
-    state = over_ranges(held)
-    activations = over_ranges(
-        [layer.activation_bytes.of(share) / w for layer, w in zip(layers, ways, strict=True)]
+    at = np.arange(len(layers)) if order is None else np.asarray(order)
+    kinds = [(x, min(submesh.model, x.most_tensor_parallel)) for x in layers]
+
+    def per_layer(of: Callable[[LayerFacts, int], float]) -> Floats:
+        values: Floats = np.array([of(layer, w) for layer, w in kinds])[at]
+        return values
+
+    state = over_ranges(
+        per_layer(
+            lambda x, w: (
+                (x.parameter_bytes + x.state_bytes + 2 * x.gradient_bytes) / w
+                + x.batch_bytes / submesh.data
+            )
+        )
     )
+    activations = over_ranges(per_layer(lambda x, w: x.activation_bytes.of(share) / w))
     if shared:
+        ways = [kinds[k][1] for k in at]
         most = [max(ways[pair.first], ways[pair.second]) for pair in shared]
         pairs = [(pair.first, pair.second) for pair in shared]
         twice = [pair.held_bytes / w for pair, w in zip(shared, most, strict=True)]
-        state -= _pairs_inside(len(layers), pairs, twice)
+        state -= _pairs_inside(len(at), pairs, twice)
         twice = [p.activation_bytes.of(share) / w for p, w in zip(shared, most, strict=True)]
-        activations -= _pairs_inside(len(layers), pairs, twice)
-    crossing = np.array(
-        [0.0]
-        + [b.boundary_bytes.of(share) + b.gradient_boundary_bytes.of(share) for b in layers[:-1]]
-        + [0.0]
-    )
-    incoming = np.array([0.0] + [layer.boundary_bytes.of(share) for layer in layers[:-1]])
+        activations -= _pairs_inside(len(at), pairs, twice)
+    there = per_layer(lambda x, w: x.boundary_bytes.of(share))
+    back = per_layer(lambda x, w: x.gradient_boundary_bytes.of(share))
+    crossing = np.concatenate([[0.0], (there + back)[:-1], [0.0]])
+    incoming = np.concatenate([[0.0], there[:-1]])
     buffers = crossing[:-1, None] + crossing[None, :]
-    workspace = [x.workspace_bytes.of(share) / w for x, w in zip(layers, ways, strict=True)]
+    workspace = per_layer(lambda x, w: x.workspace_bytes.of(share) / w)
     fixed = state + buffers + _most_over_ranges(workspace)
     if recompute == "none":
         return RangeBytes(fixed, activations)
@@ -153,7 +160,7 @@ def _pairs_inside(count: int, pairs: Sequence[tuple[int, int]], values: Sequence
     return result
 
 
-def _most_over_ranges(per_layer: Sequence[float]) -> Floats:
+def _most_over_ranges(per_layer: Sequence[float] | Floats) -> Floats:
     """Entry [first, end] is the largest of layers first … end - 1; 0 where there are none."""
     values = np.asarray(per_layer, dtype=np.float64)
     count = len(values)
@@ -163,7 +170,7 @@ def _most_over_ranges(per_layer: Sequence[float]) -> Floats:
     return result
 
 
-def over_ranges(per_layer: Sequence[float]) -> Floats:
+def over_ranges(per_layer: Sequence[float] | Floats) -> Floats:
     """Entry [first, end] is the sum over layers first … end - 1; infinite where there are none.
 
     Layers of infinite cost make the ranges that hold them infinite.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hetpass.cost.analytic import Assumptions, Submesh, layer_seconds
 from hetpass.cost.collectives import all_gather_s
 from hetpass.cost.profiled import profiled_bytes, profiled_seconds
-from hetpass.cost.range_bytes import over_ranges, range_bytes
+from hetpass.cost.range_bytes import RangeBytes, over_ranges, range_bytes
 from hetpass.cost.submeshes import submesh_sizes, submeshes
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.devices import DeviceGroup
@@ -128,11 +128,13 @@ def cost_tables(
         whole_hosts = cluster.num_devices > _PARTS_UP_TO
     most_model = min(options.most_model, max(x.most_tensor_parallel for x in facts.layers))
     stages = [
-        stage_table(facts, cluster, index, submesh, num_microbatches, recompute, options.assumed)
+        table
         for index, group in enumerate(cluster.groups)
         for devices in submesh_sizes(group, whole_hosts=whole_hosts)
         for submesh in submeshes(group, devices, examples, most_model)
-        for recompute in options.recompute
+        for table in _stage_tables(
+            facts, cluster, index, (submesh, num_microbatches, options.recompute), options.assumed
+        )
     ]
     forward, backward, latency = link_tables(facts, cluster, examples)
     return CostTables(
@@ -156,30 +158,78 @@ def stage_table(
     assumed: Assumptions,
 ) -> StageTable:
     """Every range of layers on one submesh."""
+    way = submesh, num_microbatches, (recompute,)
+    return _stage_tables(facts, cluster, group_index, way, assumed)[0]
+
+
+def _stage_tables(
+    facts: ProgramFacts,
+    cluster: Cluster,
+    group_index: int,
+    way: tuple[Submesh, int, tuple[str, ...]],
+    assumed: Assumptions,
+) -> list[StageTable]:
+    """A table for every way to recompute: they share their seconds.
+
+    Args:
+      way: submesh, number of microbatches, ways to recompute.
+    """
+    submesh, num_microbatches, recomputed = way
     group = cluster.groups[group_index]
     examples = facts.batch_size // num_microbatches
+    seconds = _seconds(facts, group, submesh, examples, assumed)
+    forward, backward, once = (over_ranges(part) for part in seconds)
+    arrives, comes_back = arrival_tables(facts, group, submesh, examples)
+    tables = []
+    for recompute in recomputed:
+        held = _bytes(facts, group, submesh, examples, recompute)
+        again = forward if recompute == "full" else 0.0
+        tables.append(
+            StageTable(
+                group=group_index,
+                devices=submesh.devices,
+                mesh=submesh.axes,
+                recompute=recompute,
+                forward_s=forward + arrives[:, None] + assumed.launch_s,
+                backward_s=backward + again + comes_back[None, :] + assumed.launch_s,
+                once_s=once,
+                fixed_bytes=held.fixed,
+                activation_bytes=held.per_microbatch,
+            )
+        )
+    return tables
+
+
+def _seconds(
+    facts: ProgramFacts,
+    group: DeviceGroup,
+    submesh: Submesh,
+    examples: float,
+    assumed: Assumptions,
+) -> tuple[Floats, Floats, Floats]:
+    """Per layer: forward and backward, and once per step; layers that are alike are priced once."""
     profile = facts.profile
     if profile is not None and group.kind.name in profile.seconds:
-        seconds = profiled_seconds(profile, group, submesh, examples)
-        held = profiled_bytes(profile, submesh, examples, recompute)
+        layers, order = profiled_seconds(profile, group, submesh, examples), None
     else:
-        seconds = [layer_seconds(x, group, submesh, examples, assumed) for x in facts.layers]
-        held = range_bytes(facts.layers, submesh, examples, recompute, facts.shared)
-    forward = over_ranges([s.forward for s in seconds])
-    backward = over_ranges([s.backward for s in seconds])
-    arrives, comes_back = arrival_tables(facts, group, submesh, examples)
-    again = forward if recompute == "full" else 0.0
-    return StageTable(
-        group=group_index,
-        devices=submesh.devices,
-        mesh=submesh.axes,
-        recompute=recompute,
-        forward_s=forward + arrives[:, None] + assumed.launch_s,
-        backward_s=backward + again + comes_back[None, :] + assumed.launch_s,
-        once_s=over_ranges([s.sync + s.update for s in seconds]),
-        fixed_bytes=held.fixed,
-        activation_bytes=held.per_microbatch,
+        kinds, order = facts.distinct
+        layers = [layer_seconds(x, group, submesh, examples, assumed) for x in kinds]
+    at = np.arange(facts.num_layers) if order is None else np.asarray(order)
+    return (
+        np.array([s.forward for s in layers])[at],
+        np.array([s.backward for s in layers])[at],
+        np.array([s.sync + s.update for s in layers])[at],
     )
+
+
+def _bytes(
+    facts: ProgramFacts, group: DeviceGroup, submesh: Submesh, examples: float, recompute: str
+) -> RangeBytes:
+    profile = facts.profile
+    if profile is not None and group.kind.name in profile.seconds:
+        return profiled_bytes(profile, submesh, examples, recompute)
+    kinds, order = facts.distinct
+    return range_bytes(kinds, submesh, examples, recompute, facts.shared, order)
 
 
 def arrival_tables(
@@ -195,16 +245,16 @@ def arrival_tables(
       gradient [L + 1].
     """
     share, link = examples / submesh.data, group.link_among(submesh.model)
-    activations = [layer.boundary_bytes.of(share) for layer in facts.layers[:-1]]
-    gradients = [layer.gradient_boundary_bytes.of(share) for layer in facts.layers[:-1]]
+    kinds, order = facts.distinct
+    at = np.asarray(order[:-1], dtype=np.int64)
 
-    def gathered(sizes: Sequence[float]) -> list[float]:
-        return [all_gather_s(size, submesh.model, link) for size in sizes]
+    def gathered(sizes: Sequence[float]) -> Floats:
+        seconds: Floats = np.array([all_gather_s(size, submesh.model, link) for size in sizes])
+        return seconds[at]
 
-    return (
-        np.array([0.0, *gathered(activations)]),
-        np.array([0.0, *gathered(gradients), 0.0]),
-    )
+    there = gathered([layer.boundary_bytes.of(share) for layer in kinds])
+    back = gathered([layer.gradient_boundary_bytes.of(share) for layer in kinds])
+    return np.concatenate([[0.0], there]), np.concatenate([[0.0], back, [0.0]])
 
 
 def link_tables(

@@ -33,10 +33,11 @@ from hetpass.planner.suffix_program import SuffixProgram, choices_of
 _EXACT_STATES = 20_000
 _ROUNDING = 1e-9
 
-_FIRST_STEP = 0.005
-"""Above the smallest load that may be possible; doubled until an answer is found."""
+_COARSE, _FIRST_STEP = 0.04, 0.005
+"""The smallest load that may be possible is found up to the first share, and where that may matter
+up to the second; an answer is sought so far above it, then twice as far, and so on."""
 
-_PATHS = 4
+_PATHS = 8
 """Pipelines that are taken from one answer: the best, and the best that begin otherwise."""
 
 _LOOSER, _SOON = (1.05, 1.15, 1.5, math.inf), 100_000
@@ -135,7 +136,9 @@ class InterOp:
         tables: CostTables,
         options: InterOpOptions = InterOpOptions(),
         progress: Progress | None = None,
+        guess_s: float | None = None,
     ) -> None:
+        """`guess_s`: the smallest load that is possible, perhaps."""
         self.tables, self.options, self.progress = tables, options, progress
         self.program = suffix_program(tables, options)
         self.levels = self.program.levels()
@@ -150,7 +153,7 @@ class InterOp:
         self.reach = Reach(self.flat, self.levels)
         if self.reach.possible(math.inf):
             self.fill_s = self.reach.least_fill_s()
-            self.load_s, self.high_s = self.reach.lowest_load_s(math.inf, _FIRST_STEP)
+            self.load_s, self.high_s = self.reach.lowest_load_s((0.0, math.inf), _COARSE, guess_s)
             self.least_s = self.fill_s + self.load_s
 
     def result(self, at_most_s: float | None = None) -> InterOpResult | None:
@@ -159,9 +162,8 @@ class InterOp:
         Args:
           at_most_s: instead of the options' own.
         """
-        limit_s = self.options.at_most_s if at_most_s is None else at_most_s
-        limit_s = math.inf if limit_s is None else limit_s
-        if math.isinf(self.least_s) or self.least_s > limit_s or not self._first(limit_s):
+        limit_s = self._limit_s(at_most_s)
+        if self.least_s > limit_s or not self.first(limit_s):
             return None
         try:
             self._descend(limit_s)
@@ -169,11 +171,39 @@ class InterOp:
             self.interrupted = True
         return self._result()
 
+    def first(self, at_most_s: float | None = None) -> bool:
+        """Seeks a first answer, right above what is impossible; False if there is none up to a T,
+        which may be above the optimum that is not up to it either.
+
+        Args:
+          at_most_s: as of `result`.
+        """
+        if self.best is not None or math.isinf(self.least_s):
+            return self.best is not None
+        most_s = self._limit_s(at_most_s) - self.fill_s
+        if most_s < self.high_s and not self.reach.possible(most_s):
+            return False
+        around = self.load_s, min(self.high_s, most_s)
+        self.load_s, self.high_s = self.reach.lowest_load_s(around, _FIRST_STEP)
+        bound_s, step = self.high_s, _FIRST_STEP
+        while self._solve(min(bound_s, most_s)) is None:
+            if bound_s >= most_s:
+                return False
+            self.load_s = max(self.load_s, bound_s)
+            bound_s = bound_s * (1 + step) if step < 1 else math.inf
+            step *= 2
+        return True
+
+    def _limit_s(self, at_most_s: float | None) -> float:
+        own = self.options.at_most_s if at_most_s is None else at_most_s
+        return math.inf if own is None else own
+
     def meet(self, count: int) -> tuple[Priced, ...]:
         """Pipelines that can be had soon, at least so many if possible, best first: the first
         answer, and those of looser bounds."""
-        if math.isfinite(self.least_s) and (self.best is not None or self._first(math.inf)):
-            load_s = self.best.load_s if self.best is not None else math.inf
+        self.first(math.inf)
+        if self.best is not None:
+            load_s = self.best.load_s
             for factor in _LOOSER:
                 bands = self.reach.bands(load_s * factor)
                 if len(self.found) >= count or bands is None:
@@ -190,29 +220,17 @@ class InterOp:
     @property
     def gap(self) -> float:
         """(T - lower bound) / T, as far as it is solved."""
-        best_s = self._best_s()
+        best_s = self.best_s
         return max(0.0, 1 - self.least_s / best_s) if best_s > 0 else 0.0
 
     def _met(self) -> tuple[Priced, ...]:
         return tuple(sorted(self.found.values(), key=lambda p: (p.step_s, len(p.picks))))
 
-    def _first(self, limit_s: float) -> bool:
-        """A first answer, right above what is impossible; False if there is none up to a T."""
-        bound_s, step = self.high_s, _FIRST_STEP
-        most_s = limit_s - self.fill_s
-        while self._solve(min(bound_s, most_s)) is None:
-            if bound_s >= most_s:
-                return False
-            self.load_s = max(self.load_s, bound_s)
-            bound_s = bound_s * (1 + step) if step < 1 else math.inf
-            step *= 2
-        return True
-
     def _descend(self, limit_s: float) -> None:
         fill_s = self.fill_s
         while True:
-            bound_s = min(self._best_s() * (1 - self.options.tolerance), limit_s) - fill_s
-            self.least_s = min(fill_s + self.load_s, self._best_s())
+            bound_s = min(self.best_s * (1 - self.options.tolerance), limit_s) - fill_s
+            self.least_s = min(fill_s + self.load_s, self.best_s)
             if bound_s <= self.load_s:
                 break
             if self.bounds >= self.options.max_bounds:
@@ -221,9 +239,11 @@ class InterOp:
             if found is None:
                 break
             fill_s = found.fill_s
-        self.least_s = self._best_s()
+        self.least_s = self.best_s
 
-    def _best_s(self) -> float:
+    @property
+    def best_s(self) -> float:
+        """The smallest T so far."""
         return self.best.step_s if self.best is not None else math.inf
 
     # -- one bound ----------------------------------------------------------------------------
@@ -244,11 +264,10 @@ class InterOp:
         banded = BandedProgram(self.flat, bands, bound_s, self.levels)
         if banded.few:
             return banded.picks(_PATHS)
-        free = self.program.solve(bound_s, free_memory=True)
-        if free is None or self._holds(free, bound_s):
-            return [] if free is None else [free]
-        picks = self.program.solve(bound_s)
-        return [] if picks is None else [picks]
+        free = self.program.paths(bound_s, _PATHS, free_memory=True)
+        if free and not self._holds(free[0], bound_s):
+            return self.program.paths(bound_s, _PATHS)
+        return [picks for picks in free if self._holds(picks, bound_s)]
 
     def _holds(self, picks: tuple[Pick, ...], bound_s: float) -> bool:
         """Whether an answer that memory and the schedule had no part in stands."""

@@ -17,10 +17,20 @@ from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
+from hetpass.ir.quantities import counted
 from hetpass.planner.as_plan import as_plan
 from hetpass.planner.inter_op import InterOp, InterOpOptions
 from hetpass.planner.judge import ADAPTIVE, AUTO, FAMILY, Judged, judged
-from hetpass.planner.objective import ANY, ONE_F_ONE_B, Deltas, Priced
+from hetpass.planner.objective import (
+    ANY,
+    ONE_F_ONE_B,
+    Deltas,
+    Pick,
+    Priced,
+    cheapest,
+    priced,
+)
+from hetpass.planner.run_order import in_better_order
 from hetpass.planner.unfit import nothing_fits
 
 _FIRST_MICROBATCHES = 64
@@ -148,22 +158,23 @@ class _Work:
 
     def begin(self, m: int) -> None:
         """The problem of one number of microbatches, with a bound on its T."""
-        problem = InterOp(self.cost(m), _inter_op(self.options))
+        guess_s = self.begun[-1].high_s if self.begun else None
+        problem = InterOp(self.cost(m), _inter_op(self.options), guess_s=guess_s)
         if math.isfinite(problem.least_s):
             self.begun.append(problem)
 
     def solve(self) -> None:
-        """All that may come near the best, the most promising first."""
+        """All that may come near the best, those first whose first answers are best."""
         for problem in sorted(self.begun, key=lambda p: p.least_s):
+            problem.first(self._at_most_s())
+        for problem in sorted(self.begun, key=lambda p: (p.best_s, p.least_s)):
             self._solve(problem)
             best_s = self._best_s()
             if self.interrupted:
-                break
-            if self.progress is not None and best_s is not None:
+                return
+            if self.progress is not None and best_s < math.inf:
                 self.progress(problem.tables.num_microbatches, best_s)
-
-        if not self.interrupted:
-            self._meet_others()
+        self._meet_others()
 
     def _meet_others(self) -> None:
         """What the winner should be held against, where the programs met too few others."""
@@ -177,13 +188,15 @@ class _Work:
             self.found += [_Found(problem.tables, p, problem.gap) for p in new]
             wanted -= len(new)
 
-    def _best_s(self) -> float | None:
-        return min((f.priced.step_s for f in self.found), default=None)
+    def _best_s(self) -> float:
+        return min((problem.best_s for problem in self.begun), default=math.inf)
+
+    def _at_most_s(self) -> float:
+        """A T above this is of no interest."""
+        return self._best_s() * (1 + self.options.slack)
 
     def _solve(self, problem: InterOp) -> None:
-        best_s = self._best_s()
-        at_most_s = None if best_s is None else best_s * (1 + self.options.slack)
-        result = problem.result(at_most_s)
+        result = problem.result(self._at_most_s())
         if result is not None:
             self.bounds += result.bounds
             met = (result.best, *result.others)
@@ -216,17 +229,15 @@ def _judge(
     for candidate in found:
         if len(results) == options.judged:
             break
-        judgement = judged(
-            candidate.tables,
-            candidate.priced.picks,
-            AUTO if options.schedule == ADAPTIVE else options.schedule,
-            candidate.priced.in_flight if options.schedule == AUTO else None,
-        )
+        in_flight = candidate.priced.in_flight if options.schedule == AUTO else None
+        judgement = _judged(options, candidate, candidate.priced.picks, in_flight)
         if judgement is not None:
             results.append((judgement, candidate))
     if not results:
         raise _schedule_does_not_fit(options.schedule, found)
     results.sort(key=lambda pair: pair[0].step_s)
+    if options.order is None:
+        results = _reordered(options, *results[0]) + results
     if options.schedule == ADAPTIVE:
         searched = judged(results[0][1].tables, results[0][1].priced.picks, ADAPTIVE)
         if searched is not None and searched.step_s <= results[0][0].step_s * (1 + _ROUNDING):
@@ -235,6 +246,33 @@ def _judge(
     return SearchResult(
         candidates[0].plan, candidates[0], tuple(candidates[1:]), bounds, results[0][1].gap
     )
+
+
+def _judged(
+    options: SearchOptions,
+    found: _Found,
+    picks: tuple[Pick, ...],
+    in_flight: tuple[int, ...] | None = None,
+) -> Judged | None:
+    schedule = AUTO if options.schedule == ADAPTIVE else options.schedule
+    return judged(found.tables, picks, schedule, in_flight)
+
+
+def _reordered(
+    options: SearchOptions, judgement: Judged, found: _Found
+) -> list[tuple[Judged, _Found]]:
+    """The winner with its groups in an order that shortens the step; nothing if none does."""
+    picks, better = in_better_order(
+        found.tables,
+        found.priced.picks,
+        judgement,
+        lambda picks: _judged(options, found, picks),
+    )
+    if better is judgement:
+        return []
+    again = priced(found.tables, picks, allowed=_inter_op(options).allowed)
+    again = cheapest(found.tables, picks, _inter_op(options).allowed) or again
+    return [(better, replace(found, priced=again))]
 
 
 def _candidate(
@@ -259,8 +297,9 @@ def _schedule_does_not_fit(schedule: str, found: list[_Found]) -> PlanError:
         "HP-PLAN-SCHEDULE",
         f"the schedule {schedule!r} holds more microbatches than fit, in every pipeline found",
         details=[
-            f"{len(found)} pipelines; the best was planned with {counts} in flight, per stage, of "
-            f"{found[0].tables.num_microbatches} microbatches"
+            f"{counted(len(found), 'pipeline')}; the best was planned with {counts} in flight, "
+            "per stage, of "
+            f"{counted(found[0].tables.num_microbatches, 'microbatch')}"
         ],
         ways_out=['use the schedule "auto" or "1f1b"', "recompute activations"],
     )

@@ -127,7 +127,16 @@ class SuffixProgram:
           free_memory: one microbatch in flight is taken for any number, and what is allowed for
             them is not looked at: faster, and a lower bound.
         """
-        return _Run(self, bound_s, 1 if free_memory else self.levels(), free_memory).picks()
+        found = self.paths(bound_s, 1, free_memory=free_memory)
+        return found[0] if found else None
+
+    def paths(
+        self, bound_s: float, count: int, *, free_memory: bool = False
+    ) -> list[tuple[Pick, ...]]:
+        """As `solve`; after it, the best that begin with other numbers of devices or on other
+        groups, at most `count` in all."""
+        run = _Run(self, bound_s, 1 if free_memory else self.levels(), free_memory)
+        return run.paths(count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +201,17 @@ class _Merged:
         return cls(group, np.stack(fastest), moves)
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A stage of a path: the fill from it on, its group, and the state and level after it."""
+
+    fill_s: float
+    pick: Pick
+    group: int
+    state: int
+    level: int
+
+
 class _Run:
     """One bound: the tables of values, and the path through them."""
 
@@ -230,20 +250,21 @@ class _Run:
             deltas.append(needed_deltas(wait_s, self.bound_s, self.m, self.allowed))
         return _Way(way, self._ranges(way), tuple(deltas))
 
-    def picks(self) -> tuple[Pick, ...] | None:
+    def paths(self, count: int) -> list[tuple[Pick, ...]]:
+        """The shortest by their first stages, at most so many."""
         if self.free_memory:
             merged = [_Merged.of(self, group) for group in range(len(self.values))]
             for layer in range(self.layers - 1, 0, -1):
                 for part in merged:
                     if part is not None:
                         self._extend_free(layer, part)
-            return self._path(self._ways())
+            return self._paths(self._ways(), count)
         ways = self._ways()
         for layer in range(self.layers - 1, 0, -1):
             for (group, devices), own in ways.items():
                 self._extend(layer, group, devices, own)
             self.reached[layer] = max(self.reached[layer + 1], self._levels_at(layer))
-        return self._path(ways)
+        return self._paths(ways, count)
 
     def _ways(self) -> Ways:
         return {key: [self._way(key[0], way) for way in all_] for key, all_ in self.choices.items()}
@@ -359,23 +380,23 @@ class _Run:
 
     # -- the path -----------------------------------------------------------------------------
 
-    def _path(self, ways: Ways) -> tuple[Pick, ...] | None:
-        picks: list[Pick] = []
-        group, state, layer, level = START, 0, 0, -1
-        while layer < self.layers:
-            step = self._step(ways, (group, state, layer, level))
-            if step is None:
-                if picks:
-                    raise AssertionError("a value of the program has no path")
-                return None
-            pick, group, state, level = step
-            picks.append(pick)
-            layer = pick.end
+    def _paths(self, ways: Ways, count: int) -> list[tuple[Pick, ...]]:
+        start = (START, 0, 0, -1)
+        firsts = [self._step({key: own}, start) for key, own in ways.items()]
+        known = sorted((f for f in firsts if f is not None), key=lambda first: first.fill_s)
+        return [self._path(ways, first) for first in known[:count]]
+
+    def _path(self, ways: Ways, step: _Step) -> tuple[Pick, ...]:
+        picks = [step.pick]
+        while picks[-1].end < self.layers:
+            after = self._step(ways, (step.group, step.state, step.pick.end, step.level))
+            if after is None:
+                raise AssertionError("a value of the program has no path")
+            step = after
+            picks.append(step.pick)
         return tuple(picks)
 
-    def _step(
-        self, ways_of: Ways, place: tuple[int, int, int, int]
-    ) -> tuple[Pick, int, int, int] | None:
+    def _step(self, ways_of: Ways, place: tuple[int, int, int, int]) -> _Step | None:
         """The first best stage from a state whose value is at a level; any level at the start.
 
         Args:
@@ -402,5 +423,6 @@ class _Run:
                 if fill.flat[at] < best_s:
                     best_s = float(fill.flat[at])
                     end, index = divmod(at, self.levels)
-                    best = Pick(way.choice.table, layer, int(ends[end])), group, after, index
+                    pick = Pick(way.choice.table, layer, int(ends[end]))
+                    best = _Step(best_s, pick, group, after, index)
         return best

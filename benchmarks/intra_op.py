@@ -52,6 +52,7 @@ from hetpass.planner.intra_op.program import Program, program
 from hetpass.planner.intra_op.setting import Setting
 
 MEMORY_POINTS = 9
+EXACTLY = Effort(refinements=40, chain_gap=1e-9)
 RESULTS = Path(__file__).resolve().parent / "results" / "intra_op.json"
 _REMEMBERING = (
     layouts._divisors,
@@ -152,13 +153,13 @@ def memory_points(made: Program) -> list[dict[str, float]]:
 
 
 def chain(
-    tables: list[BoundaryTable], kinds: tuple[int, ...], layers: int, refinements: int
+    tables: list[BoundaryTable], kinds: tuple[int, ...], layers: int, effort: Effort
 ) -> dict[str, Any]:
     """All ranges of a model whose inner layers repeat."""
     inner = kinds[1:-1]
     order = (kinds[0], *(inner * layers)[: layers - 2], kinds[-1])
     started = time.process_time()
-    found = chained(tables, order, Effort(refinements=refinements))
+    found = chained(tables, order, effort)
     took = time.process_time() - started
     known = np.isfinite(found.costs)
     gaps = found.costs[known] / found.lower[known] - 1
@@ -182,8 +183,9 @@ def case(mesh: LinkedMesh, args: argparse.Namespace, group: DeviceGroup) -> dict
     return {
         "mesh": dict(mesh.axes),
         "layer_kinds": rows,
-        "all_ranges": chain(tables, kinds, args.layers, 0),
-        "all_ranges_refined": chain(tables, kinds, args.layers, 2),
+        "all_ranges": chain(tables, kinds, args.layers, Effort(refinements=0)),
+        "all_ranges_by_default": chain(tables, kinds, args.layers, Effort()),
+        "all_ranges_exactly": chain(tables, kinds, args.layers, EXACTLY),
     }
 
 
@@ -211,7 +213,12 @@ def main() -> int:
     }
     args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for found in record["cases"]:
-        print(found["mesh"], found["all_ranges"])
+        for ranges in ("all_ranges", "all_ranges_by_default", "all_ranges_exactly"):
+            row = found[ranges]
+            print(
+                f"{found['mesh']} {ranges}: {row['seconds']:.2f} s, "
+                f"gap {row['largest_gap']:.1e}, {row['whole_model_s']:.6f} s a step"
+            )
         for row in found["layer_kinds"]:
             total = row["build_s"] + row["solve_s"]
             points = [point["seconds"] for point in row["memory_points"]]

@@ -130,8 +130,8 @@ def chained(
 ) -> Chain:
     """The best assignment of every range.
 
-    Where tables hold upper bounds, entries that might better the whole chain are solved by
-    themselves, as long as its gap is worth it (`effort.chain_gap`, `effort.refinements`).
+    Where tables hold upper bounds, entries that might better a range are solved by themselves, as
+    long as its gap is worth it (`effort.chain_gap`, `effort.refinements`).
 
     Args:
       tables: per layer kind, all for the same mesh and number of microbatches.
@@ -141,8 +141,9 @@ def chained(
     for _ in range(effort.refinements):
         known, _ = _forward(found, kinds, [table.costs for table in found])
         lower, steps = _forward(found, kinds, [table.lower for table in found])
-        hopeful = _hopeful(Chain(found, tuple(kinds), lower, lower, steps))
-        if not hopeful or known[0, -1] <= lower[0, -1] * (1 + effort.chain_gap):
+        worth = known > lower * (1 + effort.chain_gap)
+        hopeful = _hopeful(Chain(found, tuple(kinds), lower, lower, steps), worth)
+        if not hopeful:
             break
         for kind, left, right in hopeful:
             table = found[kind].refined(left, right, effort)
@@ -152,15 +153,23 @@ def chained(
     return Chain(found, tuple(kinds), costs, lower, steps)
 
 
-def _hopeful(chain: Chain) -> list[tuple[int, int, int]]:
-    """Entries on the best path by lower bounds that may be better than what is known."""
-    path, tables = chain.path(0, len(chain.kinds)), chain.tables
-    found = {
-        (kind, left, right)
-        for kind, (left, right) in zip(chain.kinds, path, strict=True)
-        if tables[kind].lower[left, right] < tables[kind].costs[left, right] * (1 - 1e-6)
-    }
-    return sorted(found)
+def _hopeful(chain: Chain, worth: NDArray[np.bool_]) -> list[tuple[int, int, int]]:
+    """Entries on the best paths by lower bounds that may be better than what is known.
+
+    Args:
+      worth: [first, end], the ranges that are looked at.
+    """
+    found: set[tuple[int, int, int]] = set()
+    for end in np.flatnonzero(worth.any(axis=0)):
+        for layer, rows, left, right in chain._walk(int(end)):
+            kind, own = chain.kinds[layer], worth[rows, end]
+            found.update((kind, s, t) for s, t in zip(left[own], right[own], strict=True))
+    return sorted(
+        (kind, int(left), int(right))
+        for kind, left, right in found
+        if chain.tables[kind].lower[left, right]
+        < chain.tables[kind].costs[left, right] * (1 - 1e-6)
+    )
 
 
 def _forward(

@@ -24,11 +24,12 @@ class Effort:
       node_limit: of the branching.
       gap: relative, at which branching ends.
       most_entries: in the tables of an elimination, above which the linear program is used.
-      most_joined: combinations that a sparse elimination joins.
+      most_joined: combinations that a sparse elimination joins,
+      most_limited: and under a memory limit.
       allowances: how far above the bound it looks, relative, one after the other.
       most_states: of a boundary.
       refinements: rounds in which entries of boundary tables are solved by themselves,
-      chain_gap: while the whole chain is further than this above its lower bound, relative.
+      chain_gap: while ranges of layers are further than this above their lower bounds, relative.
       prices: of memory that are tried in a row.
       most_boxes: into which choices are divided under a memory limit.
     """
@@ -36,7 +37,8 @@ class Effort:
     node_limit: int = 2000
     gap: float = 1e-9
     most_entries: int = 1 << 23
-    most_joined: int = 8_000_000
+    most_joined: int = 1_000_000
+    most_limited: int = 8_000_000
     allowances: tuple[float, ...] = (3e-3, 3e-2)
     most_states: int = 64
     refinements: int = 2

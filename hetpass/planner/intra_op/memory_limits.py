@@ -177,7 +177,7 @@ class _Search:
         """The best among the choices that the linear program uses."""
         some = box.only(used)
         limit = Limit(some.memory, self.limit, 0.0)
-        found = survivors(some.seconds, (), self.core_seconds, self.effort.most_joined, limit)
+        found = survivors(some.seconds, (), self.core_seconds, self.effort.most_limited, limit)
         if found is not None and len(found.costs):
             self.better(some, found.choices(int(np.argmin(found.costs))))
 
@@ -198,7 +198,7 @@ class _Search:
                 nodes = zip(some.memory.nodes, least, strict=True)
                 memory = Problem(tuple(costs - low for costs, low in nodes), some.memory.edges)
                 limit = Limit(memory, self.limit - sum(least), price)
-                budget = self.effort.most_joined
+                budget = self.effort.most_limited
                 found = survivors(_only(near, kept), (), allowance, budget, limit)
                 if found is None:
                     return False

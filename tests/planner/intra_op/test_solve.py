@@ -84,8 +84,8 @@ def test_under_memory_limits_answers_are_the_best_of_all():
     ("way", "effort"),
     [
         ("solved anew", Effort()),
-        ("divided", Effort(most_joined=0, most_boxes=10_000)),
-        ("a few boxes", Effort(most_joined=0, most_boxes=3)),
+        ("divided", Effort(most_limited=0, most_boxes=10_000)),
+        ("a few boxes", Effort(most_limited=0, most_boxes=3)),
     ],
 )
 def test_limits_are_kept_in_whichever_way(monkeypatch, way, effort):

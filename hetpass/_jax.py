@@ -76,6 +76,20 @@ def name_stack(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
+def library_function(eqn: JaxprEqn) -> str:
+    """The function of JAX that the user's line called, "poisson" or "logsumexp"; "" if none is
+    known (a call that was traced before keeps no frames of it)."""
+    traceback = eqn.source_info.traceback  # innermost frame first, in 0.10 to 0.12
+    frames = list(traceback.frames) if traceback is not None else []
+    users = (i for i, f in enumerate(frames) if _source_info_util.is_user_filename(f.file_name))
+    for frame in reversed(frames[: next(users, 0)]):
+        name = frame.function_name
+        if "<locals>" in name or name.startswith("_"):  # wrappers around the function
+            continue
+        return name if "." not in name else ""
+    return ""
+
+
 # ---------------------------------------------------------------------------------------------
 # Equations that hold jaxprs
 

@@ -13,8 +13,9 @@ from hetpass import _jax
 from hetpass.errors import SplitError
 from hetpass.frontend import assemble
 from hetpass.frontend.per_microbatch import per_microbatch
-from hetpass.frontend.phases import Phases, walk
+from hetpass.frontend.phases import walk
 from hetpass.frontend.probes import compare
+from hetpass.frontend.refusal import describe, mixes_refusal, probe_ways_out
 from hetpass.frontend.rules.values import Mixes
 from hetpass.frontend.unsplit import unsplit
 from hetpass.ir.program import StepProgram, Traced
@@ -60,7 +61,7 @@ def split(
                 f"{traced.probe_failure}",
                 where=traced.probe_place,
                 details=[f"traced with B = {traced.batch_size}"] if traced.batch_size else [],
-                ways_out=_probe_ways_out(traced),
+                ways_out=probe_ways_out(traced),
             )
         return unsplit(traced)
     probes = compare([traced.jaxpr, *traced.probes])
@@ -72,7 +73,7 @@ def split(
     if heavy is not None:
         if num_microbatches == 1:
             return unsplit(traced)
-        raise _refusal(traced, phases, heavy, num_microbatches)
+        raise mixes_refusal(traced, phases, heavy.index, heavy.share, num_microbatches)
     try:
         return assemble.assemble(
             phases, live, num_microbatches, accumulate_dtype=options.accumulate_dtype
@@ -91,18 +92,6 @@ def split(
         ) from None
 
 
-def _probe_ways_out(traced: Traced) -> list[str]:
-    if traced.batch_size is None:
-        return [
-            "num_microbatches=1",
-            "batch_argnums naming the argument whose leading dimension is the batch",
-        ]
-    return [
-        "num_microbatches=1",
-        "write the step for any number of examples: take sizes from x.shape, not from constants",
-    ]
-
-
 def _check_divides(traced: Traced, num_microbatches: int) -> None:
     size = traced.batch_size
     if num_microbatches >= 1 and (size is None or size % num_microbatches == 0):
@@ -115,45 +104,3 @@ def _check_divides(traced: Traced, num_microbatches: int) -> None:
         details=[f"nearest numbers that do: {', '.join(map(str, sorted(near)))}"],
         ways_out=[f"num_microbatches={near[0]}", "another batch size"],
     )
-
-
-def _refusal(
-    traced: Traced, phases: Phases, heavy: assemble.HeavyLate, num_microbatches: int
-) -> SplitError:
-    reason = phases.reasons.get(heavy.index)
-    culprit = reason.eqn if reason else traced.jaxpr.eqns[heavy.index]
-    why = reason.reason if reason else "needs the whole batch"
-    follower = traced.jaxpr.eqns[heavy.index]
-    return SplitError(
-        "HP-SPLIT-MIXES",
-        f"`{culprit.primitive.name}` {why}, and heavy work follows it: "
-        f"{traced.name} has no equal in {counted(num_microbatches, 'microbatch')}",
-        where=_jax.user_frame(culprit)
-        or _jax.user_frame(traced.jaxpr.eqns[heavy.index])
-        or _jax.name_stack(culprit),
-        details=[
-            f"equation: {describe(culprit)}",
-            f"what follows would run on the whole batch at once, first "
-            f"`{follower.primitive.name}` ({_jax.user_frame(follower)}): "
-            f"{100 * heavy.share:.0f} % of the work on the batch",
-        ],
-        ways_out=[
-            "num_microbatches=1 (the step still runs in stages)",
-            'hp.Options(batch_statistics="per_microbatch") or routing="per_microbatch": every '
-            "microbatch for itself, which is another result",
-            "rewrite the line so that every example is treated alike "
-            "(a norm within each example, a loss per example)",
-            "leave cutting the batch to num_microbatches: no accumulation loop of your own",
-        ],
-    )
-
-
-def describe(eqn: _jax.JaxprEqn) -> str:
-    """An equation in one line: results, primitive, operands."""
-
-    def short(atom: object) -> str:
-        return str(getattr(atom, "aval", atom))
-
-    ins = ", ".join(short(a) for a in eqn.invars[:6])
-    outs = ", ".join(short(v) for v in eqn.outvars[:4])
-    return f"{outs} = {eqn.primitive.name}({ins}{', …' if len(eqn.invars) > 6 else ''})"

@@ -26,6 +26,7 @@ from hetpass.errors import SplitError
 from hetpass.frontend.assemble import accumulator_dtype, scaled
 from hetpass.frontend.instantiate import Region
 from hetpass.frontend.probes import Probes
+from hetpass.frontend.refusal import describe
 from hetpass.frontend.rules.apply import apply
 from hetpass.frontend.rules.control_flow import all_variables
 from hetpass.frontend.rules.values import WHOLE, Context, Mixes, Val
@@ -217,7 +218,12 @@ class _Slices:
             "HP-SPLIT-SLICE",
             f"`{eqn.primitive.name}` {why}",
             where=_jax.user_frame(eqn),
-            ways_out=["num_microbatches=1", "write the step without it"],
+            details=[f"equation: {describe(eqn)}"],
+            ways_out=[
+                "num_microbatches=1",
+                "write the line with sizes and numbers that a slice of the batch can have: "
+                "x.shape[0], or what divides by M",
+            ],
         )
 
 

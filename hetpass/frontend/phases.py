@@ -21,7 +21,15 @@ from hetpass.analysis.flops import DATA_MOVEMENT, ELEMENTWISE, equation_flops
 from hetpass.frontend.probes import Probes
 from hetpass.frontend.rules.apply import apply
 from hetpass.frontend.rules.linear import JOINTLY_LINEAR, LINEAR_IN_EACH
-from hetpass.frontend.rules.values import WHOLE, Context, Mixes, Val, is_partial, literal
+from hetpass.frontend.rules.values import (
+    WHOLE,
+    Context,
+    Mixes,
+    Val,
+    is_partial,
+    literal,
+    needs_full,
+)
 from hetpass.ir.kinds import Batched, Partial, Whole
 from hetpass.ir.program import Traced
 
@@ -126,9 +134,14 @@ def _postpone_tails(phases: Phases) -> None:
         phases.phase[index] = "late"
         phases.ones.pop(index, None)
         phases.early_reads.pop(index, None)
-        phases.reasons[index] = Mixes(eqn, "needs the full sum over the batch")
+        phases.reasons[index] = needs_full(eqn, _known(phases, eqn))
         for var in eqn.outvars:
             phases.info[var] = Info("late", None, phases.info[var].cost_floor)
+
+
+def _known(phases: Phases, eqn: JaxprEqn) -> list[Val]:
+    vals = (phases.view(a).val for a in eqn.invars)
+    return [v for v in vals if v is not None]
 
 
 def full_view(var: Var, context: Context, dim: int | None = None) -> Val | None:
@@ -194,7 +207,7 @@ def _place(phases: Phases, index: int, eqn: JaxprEqn, budget: float) -> None:
             phases.mixed.update((v, reason) for v in eqn.outvars if phases.info[v].val is None)
         return
     if all(i.phase != "late" for i in infos):
-        phases.reasons.setdefault(index, Mixes(eqn, "needs the full sum over the batch"))
+        phases.reasons.setdefault(index, needs_full(eqn, _known(phases, eqn)))
     _inherit_reason(phases, index, eqn)
     _record(phases, index, eqn, "late", [None for _ in eqn.outvars], floor)
 

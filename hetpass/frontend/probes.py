@@ -42,11 +42,12 @@ NESTED_PARAMS = frozenset({"jaxpr", "branches", "cond_jaxpr", "body_jaxpr"})
 
 
 class ProbeMismatch(Exception):
-    """The traces do not correspond. `str()` is a sentence for the user, `where` the user's line."""
+    """The traces do not correspond. `str()` is a sentence for the user, `where` the user's line,
+    `function` what it called."""
 
-    def __init__(self, what: str, where: str = "") -> None:
+    def __init__(self, what: str, where: str = "", function: str = "") -> None:
         super().__init__(what)
-        self.where = where
+        self.where, self.function = where, function
 
 
 @dataclass
@@ -111,7 +112,9 @@ def _mismatch(what: str, eqn: JaxprEqn | None) -> ProbeMismatch:
     if eqn is None:
         return ProbeMismatch(f"it {what}")
     frame = _jax.user_frame(eqn)
-    return ProbeMismatch(f"`{eqn.primitive.name}` ({frame}) {what}", frame)
+    return ProbeMismatch(
+        f"`{eqn.primitive.name}` ({frame}) {what}", frame, _jax.library_function(eqn)
+    )
 
 
 def _maker(jaxpr: Jaxpr, atom: Any) -> JaxprEqn | None:
@@ -133,7 +136,7 @@ def _check_equation(
             frame = _jax.user_frame(eqn)
             where = f"`{eqn.primitive.name}` ({frame})"
             what = f"at {k + 2} times the batch {fault.format(where=where)}"
-            raise ProbeMismatch(what, frame)
+            raise ProbeMismatch(what, frame, _jax.library_function(eqn))
 
 
 def _fault(
@@ -176,7 +179,7 @@ def at_microbatch(full: Any, doubled: Any, num_microbatches: int) -> Any:
     """A size (or nested tuple of sizes) at b = B / M from its values at B and 2B.
 
     Raises:
-      ValueError: it is not a whole number there.
+      ValueError: it is not a whole number there, or negative.
     """
     if isinstance(full, (tuple, list)):
         parts = [at_microbatch(f, d, num_microbatches) for f, d in zip(full, doubled, strict=True)]
@@ -186,7 +189,10 @@ def at_microbatch(full: Any, doubled: Any, num_microbatches: int) -> Any:
     shrink = (int(doubled) - int(full)) * (num_microbatches - 1)
     if shrink % num_microbatches:
         raise ValueError(f"{full} at B and {doubled} at 2B is no whole number at B / M")
-    return int(full) - shrink // num_microbatches
+    size = int(full) - shrink // num_microbatches
+    if size < 0 <= int(full):
+        raise ValueError(f"{full} at B would be {size} at B / M")
+    return size
 
 
 def _is_integer(value: Any) -> bool:

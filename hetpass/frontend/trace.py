@@ -74,20 +74,21 @@ def trace(
 
     first, out_shape = _trace_at(flat, fun, inputs, 1)
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
-    probes, failure, place = _probe(flat, fun, inputs, first, batch_size)
+    probed = _probe(flat, fun, inputs, first, batch_size)
     constants = [
         InputLeaf(f"constant {i}", v.aval, None, None, False, _only_zeros(value))
         for i, (v, value) in enumerate(
             zip(first.jaxpr.invars[len(inputs) :], first.constants, strict=True)
         )
     ]
-    constants = _constant_axes(constants, first, probes)
+    constants = _constant_axes(constants, first, probed.probes)
     return Traced(
         name=name,
         jaxpr=first.jaxpr,
-        probes=tuple(p.jaxpr for p in probes),
-        probe_failure=failure,
-        probe_place=place,
+        probes=tuple(p.jaxpr for p in probed.probes),
+        probe_failure=probed.failure,
+        probe_place=probed.place,
+        probe_function=probed.function,
         inputs=(*inputs, *constants),
         constants=first.constants,
         in_tree=in_tree,
@@ -260,16 +261,25 @@ def _defined_at(fun: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})" if code else ""
 
 
+@dataclass(frozen=True)
+class _Probed:
+    """The programs at 2B and 3B; or why there are none, at which line, in which function of JAX."""
+
+    probes: Sequence[Inlined] = ()
+    failure: str = ""
+    place: str = ""
+    function: str = ""
+
+
 def _probe(
     flat: Callable[..., Any],
     fun: Callable[..., Any],
     inputs: Sequence[InputLeaf],
     first: Inlined,
     batch_size: int | None,
-) -> tuple[list[Inlined], str, str]:
-    """The programs at 2B and 3B, or why there are none, and the user's line."""
+) -> _Probed:
     if batch_size is None:
-        return [], "the step has no batch", _defined_at(fun)
+        return _Probed(failure="the step has no batch", place=_defined_at(fun))
     probes = []
     for scale in (2, 3):
         try:
@@ -278,12 +288,12 @@ def _probe(
             reason = error.details[0] if error.details else error.what
             place = f" at {error.where}" if error.where else ""
             why = f"at {scale * batch_size} examples it cannot be traced ({reason}){place}"
-            return [], why, error.where
+            return _Probed(failure=why, place=error.where)
     try:
         compare([first.jaxpr, *(p.jaxpr for p in probes)])
     except ProbeMismatch as mismatch:
-        return [], str(mismatch), mismatch.where or _defined_at(fun)
-    return probes, "", ""
+        return _Probed((), str(mismatch), mismatch.where or _defined_at(fun), mismatch.function)
+    return _Probed(probes)
 
 
 def _constant_axes(

@@ -57,6 +57,7 @@ class Traced:
         (then only M = 1 is possible) or has no batch.
       probe_failure: why there are no probes; "" if there are.
       probe_place: the user's line that it is about; "" where none is.
+      probe_function: the function of JAX that this line called; "" where none is known.
       inputs: one per invar.
       constants: the values of the captured constants, in order.
       in_tree, out_tree: of the step's arguments `(args, kwargs)` and its result.
@@ -78,6 +79,7 @@ class Traced:
     batch_size: int | None
     recomputed: tuple[bool, ...]
     probe_place: str = ""
+    probe_function: str = ""
 
     def __str__(self) -> str:
         from hetpass.ir import text

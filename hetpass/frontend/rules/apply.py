@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from hetpass._jax import JaxprEqn
 from hetpass.frontend.rules import control_flow, elementwise, indexing, reductions, shapes
 from hetpass.frontend.rules.linear import partial_result, scaled_result
-from hetpass.frontend.rules.values import WHOLE, Context, Mixes, Rule, Val, check_result, is_partial
+from hetpass.frontend.rules.values import (
+    WHOLE,
+    Context,
+    Mixes,
+    Rule,
+    Val,
+    check_result,
+    is_partial,
+    needs_full,
+)
 from hetpass.ir.kinds import Whole
 
 _RULES: dict[str, Rule] = {
@@ -55,11 +64,13 @@ def _plain(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
     along = any(v.along_batch for v in vals)
     parts = any(is_partial(v) for v in vals)
     if along and parts and name not in indexing.ADDS:
-        raise Mixes(eqn, "needs the full sum over the batch")
+        raise needs_full(eqn, vals)
     if along:
         if name not in _RULES:
             raise Mixes(eqn, "is a primitive without a rule for the batch")
         results = _RULES[name](eqn, bare, ctx)
+    elif parts and any(ctx.grows(v) for v in eqn.outvars):
+        raise needs_full(eqn, vals)
     elif parts:
         results = [Val(partial_result(eqn, bare)) for _ in eqn.outvars]
     else:
@@ -76,7 +87,7 @@ def _from_whole(eqn: JaxprEqn, vals: Sequence[Val], ctx: Context) -> list[Val]:
         if name == "broadcast_in_dim":
             return _RULES[name](eqn, vals, ctx)
         if name not in reductions.PRODUCERS:
-            raise Mixes(eqn, "makes a dimension that grows with the batch")
+            raise Mixes(eqn, "makes a dimension that grows with the batch", "shape")
         return reductions.PRODUCERS[name](eqn, vals, ctx)
     data = vals[1:] if name == "select_n" else vals
     if name in _KEEPS_ZERO and data and all(v.zero for v in data):

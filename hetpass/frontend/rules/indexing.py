@@ -135,7 +135,7 @@ def _onto_table(
     if not adds:
         raise Mixes(eqn, "lets examples overwrite one another")
     if not operand.zero and not is_partial(operand):
-        raise Mixes(eqn, "adds the batch onto a value that is free of it")
+        raise Mixes(eqn, "adds the batch onto a value that is free of it", "start")
     return Val(Partial("sum"))
 
 

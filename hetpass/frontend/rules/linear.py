@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from hetpass._jax import JaxprEqn, Var
-from hetpass.frontend.rules.values import Mixes, Val
+from hetpass.frontend.rules.values import Mixes, Val, needs_full
 from hetpass.ir.kinds import CombineOp, Partial
 
 _ALL = -1
@@ -137,10 +137,11 @@ def scaled_result(eqn: JaxprEqn, vals: Sequence[Val]) -> tuple[Var, ...]:
         return tuple(f for i in scaled for f in vals[i].factors)
     together = _linear_operands(eqn)
     if not set(scaled) <= set(together) or narrows(eqn):
-        raise Mixes(eqn, "is not linear in a value that waits for a sum over the whole batch")
+        reason = "is not linear in a value that waits for a sum over the whole batch"
+        raise Mixes(eqn, reason, "scales")
     live = [vals[i].factors for i in together if not vals[i].zero]
     if any(sorted(map(id, f)) != sorted(map(id, live[0])) for f in live):
-        raise Mixes(eqn, "adds values that wait for different sums over the whole batch")
+        raise Mixes(eqn, "adds values that wait for different sums over the whole batch", "scales")
     return live[0] if live else ()
 
 
@@ -154,12 +155,12 @@ def partial_result(eqn: JaxprEqn, vals: Sequence[Val]) -> Partial:
     parts = [i for i, v in enumerate(vals) if isinstance(v.kind, Partial)]
     ops = {vals[i].kind.op for i in parts}
     if len(ops) != 1:
-        raise Mixes(eqn, "combines different reductions over the batch")
+        raise needs_full(eqn, vals)
     op: CombineOp = ops.pop()
     if op == "sum":
         return _partial_sum(eqn, vals, parts)
     if name == "convert_element_type":
-        return Partial(_op_after_cast(eqn, op))
+        return Partial(_op_after_cast(eqn, vals, op))
     moved = len(vals) if name in ("concatenate", "stack") else 1
     if name in _MOVES and parts == list(range(moved)):
         return Partial(op)
@@ -168,10 +169,10 @@ def partial_result(eqn: JaxprEqn, vals: Sequence[Val]) -> Partial:
     signed = not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.unsignedinteger)
     if name == "neg" and op in ("max", "min") and signed:
         return Partial("min" if op == "max" else "max")
-    raise Mixes(eqn, f"needs the full {op} over the batch")
+    raise needs_full(eqn, vals)
 
 
-def _op_after_cast(eqn: JaxprEqn, op: CombineOp) -> CombineOp:
+def _op_after_cast(eqn: JaxprEqn, vals: Sequence[Val], op: CombineOp) -> CombineOp:
     """Casts to signed numbers are monotone; "any" and "all" of 0 and 1 are max and min."""
     source, target = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
     if source == target:
@@ -185,7 +186,7 @@ def _op_after_cast(eqn: JaxprEqn, op: CombineOp) -> CombineOp:
     both = jnp.issubdtype(source, jnp.floating) and jnp.issubdtype(target, jnp.floating)
     if op == "prod" and both and not narrows(eqn):
         return op
-    raise Mixes(eqn, f"needs the full {op} over the batch")
+    raise needs_full(eqn, vals)
 
 
 def _shortens(source: Any, target: Any) -> bool:
@@ -202,9 +203,9 @@ def _partial_sum(eqn: JaxprEqn, vals: Sequence[Val], parts: Sequence[int]) -> Pa
     together = _linear_operands(eqn)
     added = [vals[i] for i in together]
     if not set(parts) <= set(together) or narrows(eqn):
-        raise Mixes(eqn, "needs the full sum over the batch")
+        raise needs_full(eqn, vals)
     if any(not isinstance(v.kind, Partial) and not v.zero for v in added):
-        raise Mixes(eqn, "adds a sum over the batch to a value that is free of it")
+        raise Mixes(eqn, "adds a sum over the batch to a value that is free of it", "start")
     return Partial("sum")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from hetpass import _jax
-from hetpass._jax import JaxprEqn, Literal, Var
+from hetpass._jax import JaxprEqn, Var
+from hetpass._jax import Literal as JaxLiteral
 from hetpass.frontend.probes import Growth
 from hetpass.ir.kinds import Batched, Kind, Partial, Position, Whole
 
@@ -42,6 +44,12 @@ class Val:
 WHOLE = Val(Whole())
 
 
+Cause = Literal["", "sum", "max", "min", "prod", "or", "and", "scales", "start", "shape"]
+"""Why an equation is refused, where its primitive does not say it: it needs a reduction over the
+batch whole; adds what waits for different sums; adds a sum to what is no zero; a shape that is only
+a consequence of something before."""
+
+
 class Mixes(Exception):
     """The equation is not proved to act example by example, or needs a sum whole.
 
@@ -50,10 +58,28 @@ class Mixes(Exception):
       reason: a clause for the message, "sorts along the batch".
     """
 
-    def __init__(self, eqn: JaxprEqn, reason: str) -> None:
+    def __init__(self, eqn: JaxprEqn, reason: str, cause: Cause = "") -> None:
         self.eqn = eqn
         self.reason = reason
+        self.cause: Cause = cause
         super().__init__(f"`{eqn.primitive.name}` {reason}")
+
+
+_WORDS: Mapping[str, str] = MappingProxyType(
+    {"max": "maximum", "min": "minimum", "prod": "product", "or": "logical or",
+     "and": "logical and"}
+)  # fmt: skip
+
+
+def needs_full(eqn: JaxprEqn, vals: Iterable[Val]) -> Mixes:
+    """The refusal of an equation that needs the full value of a partial operand."""
+    ops = {v.kind.op for v in vals if isinstance(v.kind, Partial)}
+    if len(ops) > 1:
+        return Mixes(eqn, "combines different reductions over the batch", "sum")
+    op: Cause = "sum"
+    for known in ("max", "min", "prod", "or", "and"):
+        op = known if known in ops else op
+    return Mixes(eqn, f"needs the full {_WORDS.get(op, op)} over the batch", op)
 
 
 @dataclass(frozen=True)
@@ -94,7 +120,7 @@ class Context:
     nested: dict[Var, Val] = field(default_factory=dict)
 
     def growth_of(self, atom: Any) -> Growth:
-        if isinstance(atom, Literal):
+        if isinstance(atom, JaxLiteral):
             return (0,) * len(getattr(atom.aval, "shape", ()))
         return self.growth[atom]
 
@@ -110,7 +136,7 @@ class Context:
 Rule = Callable[[JaxprEqn, Sequence[Val], Context], list[Val]]
 
 
-def literal(atom: Literal) -> Val:
+def literal(atom: JaxLiteral) -> Val:
     value = atom.val
     for plain in (bool, int, float):  # JAX's typed numbers are subclasses
         if isinstance(value, plain):
@@ -138,9 +164,11 @@ def check_result(eqn: JaxprEqn, var: Var, val: Val, ctx: Context) -> None:
         growth = ctx.growth_of(var)
         unit = ctx.batch_size * (getattr(kind, "outer", 1) or 1)
         if dims != [kind.dim] or growth is None or growth[kind.dim] != size or size % unit:
-            raise Mixes(eqn, f"gives {tuple(shape)}, where examples do not lie as expected")
+            raise Mixes(
+                eqn, f"gives {tuple(shape)}, where examples do not lie as expected", "shape"
+            )
     elif dims:
-        raise Mixes(eqn, "makes a dimension that grows with the batch")
+        raise Mixes(eqn, "makes a dimension that grows with the batch", "shape")
 
 
 def join_batched(eqn: JaxprEqn, vals: Sequence[Val]) -> Batched | None:

@@ -285,8 +285,12 @@ class ProgramFacts:
     @classmethod
     def from_json(cls, text: str) -> ProgramFacts:
         """The facts in a JSON text. Nothing in it is ever executed."""
+        return cls._from_data(READER.parse(READER.text(text), ".json"))
+
+    @classmethod
+    def _from_data(cls, given: Any) -> ProgramFacts:
         data = READER.record(
-            READER.parse(READER.text(text), ".json"),
+            given,
             required=("format", "batch_size", "layers"),
             optional=("fingerprint", "shared", "profile"),
         )
@@ -314,7 +318,9 @@ class ProgramFacts:
     @classmethod
     def load(cls, path: str | Path) -> ProgramFacts:
         """Reads facts from a `.json` file."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        data = READER.load(path, (".json",))
+        with at(f"{path}:"):
+            return cls._from_data(data)
 
     def __str__(self) -> str:
         kinds: dict[str, int] = {}

@@ -10,7 +10,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpass.errors import HetpassError, ToolError
+from hetpass.errors import FactsError, HetpassError, ToolError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
@@ -116,12 +116,13 @@ def read_bundle(arguments: Namespace, plan: str | None = None) -> Bundle:
 def _facts(path: Path) -> ProgramFacts:
     try:
         return ProgramFacts.load(path)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    except FactsError as error:
+        if error.code != "HP-FACTS-FILE":
+            raise
         raise ToolError(
             "HP-TOOL-FACTS",
-            f"the facts cannot be read: {reason}",
-            where=str(path),
+            f"the facts cannot be read: {error.what}",
+            where=error.where,
             ways_out=["hetpass plan STEP --cluster FILE -o plan.json writes facts beside the plan"],
         ) from None
 

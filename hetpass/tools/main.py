@@ -22,6 +22,7 @@ from hetpass.tools import (
     planning,
     plans,
     profile,
+    validate,
     whatif,
 )
 from hetpass.tools.answer import Command
@@ -35,6 +36,7 @@ COMMANDS: tuple[Command, ...] = (
     *catalogue.COMMANDS,
     *planning.COMMANDS,
     *plans.COMMANDS,
+    *validate.COMMANDS,
     *whatif.COMMANDS,
     *dryrun.COMMANDS,
     *profile.COMMANDS,

@@ -1,4 +1,4 @@
-"""Commands on plans that are there: explain, simulate, plot, trace, diff, validate. No JAX."""
+"""Commands on plans that are there: explain, simulate, plot, trace, diff. No JAX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from hetpass.cost.analytic import ASSUMED
 from hetpass.errors import ToolError
-from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan import Plan
 from hetpass.ir.quantities import counted, spelled
 from hetpass.ir.timeline import Timeline
@@ -274,36 +273,6 @@ def _stage_texts(plan: Plan) -> dict[tuple[int, int], str]:
     return texts
 
 
-# -- validate ---------------------------------------------------------------------------------
-
-
-def validate(arguments: Namespace, terminal: Terminal) -> Answer:
-    """Reads a cluster or a plan, and says what is wrong with it."""
-    del terminal
-    path = Path(arguments.file)
-    if path.suffix == ".json" and '"hetpass-plan' in _start(path):
-        plan = Plan.load(path)
-        if arguments.facts and arguments.cluster:
-            read_bundle(arguments, str(path))
-        elif arguments.cluster:
-            plan.check(Cluster.from_file(arguments.cluster), plan.num_layers)
-        return Answer([f"{path}: a plan, and a legal one", str(plan)],
-                      {"path": str(path), "kind": "plan", "stages": plan.num_stages})  # fmt: skip
-    cluster = Cluster.from_file(path)
-    return Answer(
-        [f"{path}: a cluster, and a legal one", str(cluster)],
-        {"path": str(path), "kind": "cluster", "devices": cluster.num_devices},
-    )
-
-
-def _start(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(4096).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 # ---------------------------------------------------------------------------------------------
 
 
@@ -329,16 +298,10 @@ def _declare_diff(parser: ArgumentParser) -> None:
     declare_origin(parser)
 
 
-def _declare_validate(parser: ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a cluster (.toml, .json) or a plan (.json)")
-    declare_origin(parser)
-
-
 COMMANDS = (
     Command("explain", "who computes what, and what bounds the step", declare_plan, explain),
     Command("simulate", "play a plan on the simulator", _declare_simulate, simulate),
     Command("plot", "draw a plan's timeline, memory or sharding", _declare_plot, plot),
     Command("trace", "write the simulated step for Perfetto", _declare_trace, trace),
     Command("diff", "what two plans do differently", _declare_diff, diff),
-    Command("validate", "check a cluster or a plan file", _declare_validate, validate),
 )

@@ -83,16 +83,6 @@ def test_diff(hetpass, saved, bundle, tmp_path):
     assert "0-4 on fast[2]" in hetpass("diff", str(saved), "q.json").out
 
 
-def test_validate(hetpass, saved, cluster_file, tmp_path):
-    assert "a plan" in hetpass("validate", str(saved)).out
-    assert "a cluster" in hetpass("validate", str(cluster_file)).out
-    broken = tmp_path / "broken.toml"
-    broken.write_text(cluster_file.read_text().replace("devices_per_host = 4", "devices = 4"))
-    said = hetpass("validate", str(broken))
-    assert said.code == 1
-    assert "HP-CLUSTER-KEY" in said.err
-
-
 def test_refusals_are_told_and_not_traced(hetpass, saved, tmp_path):
     assert "HP-PLAN-FILE" in hetpass("explain", "none.json").err
     (tmp_path / "p.facts.json").unlink()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -33,6 +34,7 @@ from hetpass.ir.device_profile import DeviceProfile
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
 from hetpass.ir.program import Layered, SliceInput, Staged, StepProgram, Traced
+from hetpass.ir.quantities import counted
 from hetpass.ir.schedule import Schedule
 from hetpass.ir.timeline import Timeline
 from hetpass.ir.verify import verify
@@ -160,6 +162,23 @@ class Decided:
         return any(self.step.layered.backward)
 
 
+_DOING: Mapping[str, str] = MappingProxyType(
+    {
+        "trace": "tracing",
+        "split": "splitting into microbatches",
+        "segment": "cutting into layers",
+        "summarize": "summarizing",
+        "graphs": "listing operations",
+        "shard": "solving shardings",
+        "plan": "searching for a plan",
+        "schedule": "searching for a schedule",
+        "partition": "partitioning",
+        "compile": "compiling",
+    }
+)
+"""Passes as a person reads them while they run."""
+
+
 @dataclass(frozen=True)
 class Passes:
     """Runs passes with the hook between them.
@@ -170,12 +189,14 @@ class Passes:
       profile: measured seconds of layers; None: none.
       progress: told while plans are searched: a number of microbatches, the best step so far in
         seconds.
+      status: told in words what is being done, before every pass and within the longest.
     """
 
     observer: Observer | None = None
     verifying: bool = True
     profile: DeviceProfile | None = None
     progress: Progress | None = None
+    status: Callable[[str], None] | None = None
 
     def trace(
         self,
@@ -291,13 +312,22 @@ class Passes:
         layers = LayerGraphs(graphs, layered.layer_kinds)
         options = IntraOpOptions(assumed=ASSUMED)
         solved = self._run(
-            "shard", lambda: intra_op_tables(layers, step.facts, cluster, count, options)
+            "shard",
+            lambda: intra_op_tables(layers, step.facts, cluster, count, options, self._sharded),
         )
         wish = search_options(wanted, (count,))
         result = self._run(
-            "plan", lambda: search(step.facts, cluster, wish, lambda _: solved.costs)
+            "plan",
+            lambda: search(step.facts, cluster, wish, lambda _: solved.costs, self.progress),
         )
         return with_assignments(_open(result.plan, wanted, layered), solved), result
+
+    def _sharded(self, done: int, of: int) -> None:
+        self._tell(f"solving shardings: {done} of {counted(of, 'mesh')} done")
+
+    def _tell(self, text: str) -> None:
+        if self.status is not None:
+            self.status(text)
 
     def schedule(self, step: Summarized, plan: Plan, cluster: Cluster) -> ScheduleChoice:
         """Decides what the plan leaves open about its schedule; the plan then says it."""
@@ -384,6 +414,7 @@ class Passes:
         return staged, replace(plan, pipelines=pipelines, schedule=schedule, tasks=())
 
     def _run(self, name: str, function: Callable[[], T]) -> T:
+        self._tell(_DOING.get(name, name))
         began = time.perf_counter()
         with _collector_paused():
             value = function()

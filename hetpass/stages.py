@@ -75,6 +75,8 @@ class Options:
         FLOPs and peak rates say.
       progress: called while plans are searched, with a number of microbatches that is done and the
         best step so far in seconds.
+      status: called with a few words before every pass, and while shardings are solved: what is
+        being done, "solving shardings: 3 of 8 meshes done".
       sharding: inside a stage. "axes": examples along the mesh axis `data`, parameters along
         `model`, the rest by the compiler. "solved": every operation of every layer by an integer
         program with the group's own costs, and pinned; takes seconds to minutes of planning.
@@ -89,6 +91,7 @@ class Options:
     observer: Observer | None = None
     profile: DeviceProfile | None = None
     progress: Progress | None = None
+    status: Callable[[str], None] | None = None
     sharding: Literal["axes", "solved"] = "axes"
 
     def __post_init__(self) -> None:
@@ -123,7 +126,11 @@ class Settings:
     @property
     def passes(self) -> Passes:
         return Passes(
-            self.options.observer, self.options.verify, self.options.profile, self.options.progress
+            self.options.observer,
+            self.options.verify,
+            self.options.profile,
+            self.options.progress,
+            self.options.status,
         )
 
     def devices(self) -> Sequence[jax.Device]:

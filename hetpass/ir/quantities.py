@@ -77,9 +77,9 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
     Args:
       noun: one of it.
-      plural: several of it, where that is not the noun with an "s" ("es" behind "ch" and "x").
+      plural: several of it, where that is not the noun with an "s" ("es" behind "ch", "sh", "x").
     """
-    several = plural or f"{noun}{'es' if noun.endswith(('ch', 'x')) else 's'}"
+    several = plural or f"{noun}{'es' if noun.endswith(('ch', 'sh', 'x')) else 's'}"
     return f"{number} {noun if number == 1 else several}"
 
 

@@ -18,11 +18,11 @@ def dryrun(arguments: Namespace, terminal: Terminal) -> Answer:
     cluster = Cluster.from_file(arguments.cluster)
     plan = Plan.load(arguments.plan) if arguments.plan else None
     target = load_target(arguments)
-    step = stepped(
-        target, cluster, arguments, lambda record: terminal.progress(f"{record.name} done")
-    )
-    traced = step.trace(*target.arguments)
-    planned = traced.plan() if plan is None else traced.with_plan(plan)
+    step = stepped(target, cluster, arguments, status=terminal.progress)
+    with terminal.working("tracing"):
+        traced = step.trace(*target.arguments)
+    with terminal.working("planning"):
+        planned = traced.plan() if plan is None else traced.with_plan(plan)
     with terminal.working("compiling"):
         found = planned.dryrun()
     stages = [

@@ -29,13 +29,12 @@ def opt(arguments: Namespace, terminal: Terminal) -> Answer:
 
     def observe(record: PassRecord) -> None:
         records.append(record)
-        terminal.progress(record.name)
         if record.name == last:
             raise _Stop
 
     target = load_target(arguments)
     cluster = Cluster.from_file(arguments.cluster) if arguments.cluster else None
-    step = stepped(target, cluster, arguments, observe)
+    step = stepped(target, cluster, arguments, observe, status=terminal.progress)
     try:
         traced = step.trace(*target.arguments)
         planned = traced.plan()

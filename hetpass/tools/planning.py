@@ -18,6 +18,7 @@ from hetpass.ir.cluster import Cluster
 from hetpass.ir.device_profile import DeviceProfile
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
+from hetpass.ir.quantities import spelled
 from hetpass.tools.answer import Answer, Command
 from hetpass.tools.bundle import Bundle, save_bundle
 from hetpass.tools.plan_cache import Entry, PlanCache, content_key
@@ -63,21 +64,23 @@ def plan(arguments: Namespace, terminal: Terminal) -> Answer:
     target = load_target(arguments)
 
     def searching(count: int, best_s: float) -> None:
-        terminal.progress(f"searching: M = {count} done, best step so far {best_s:.4g} s")
+        terminal.progress(
+            f"searching: M = {count} done, best step so far {spelled(best_s, 'time')}"
+        )
 
     step = stepped(
         target,
         cluster,
         arguments,
-        lambda record: terminal.progress(f"{record.name} done"),
-        profile,
-        searching,
+        profile=profile,
+        progress=searching,
+        status=terminal.progress,
     )
     with terminal.working("tracing"):
         traced = step.trace(*target.arguments)
     traced_s = time.perf_counter() - began
     with terminal.working("planning"):
-        found = _found(target.name, traced, arguments, profile, traced_s)
+        found = _found(target.name, traced, arguments, profile, traced_s, terminal)
     bundle = Bundle(target.name, found.plan, found.facts, cluster)
     written = save_bundle(out, bundle) if out is not None else ()
     return _answer(bundle, found, target.note, written)
@@ -122,7 +125,12 @@ def _checked_output(name: str | None) -> Path | None:
 
 
 def _found(
-    name: str, traced: Traced, arguments: Namespace, profile: DeviceProfile | None, traced_s: float
+    name: str,
+    traced: Traced,
+    arguments: Namespace,
+    profile: DeviceProfile | None,
+    traced_s: float,
+    terminal: Terminal,
 ) -> Found:
     """The plan of a traced step, from the cache if it is there."""
     from hetpass.analysis.program_hash import program_hash
@@ -139,6 +147,7 @@ def _found(
             "schedule": settings.schedule,
             "meaning": [settings.options.batch_statistics, settings.options.routing],
             "accumulate": settings.options.accumulate_dtype,
+            "sharding": settings.options.sharding,
             "by hand": str(settings.plan),
             "baselines": arguments.baselines,
             "profile": profile.to_json() if profile is not None else None,
@@ -151,6 +160,8 @@ def _found(
         seconds = {"trace": traced_s, "plan": time.perf_counter() - began}
         return Found(known.plan, known.facts, known.explanation, seconds, True)
     planned = traced.plan()
+    if arguments.baselines:
+        terminal.progress("planning in other ways")
     facts, explanation = planned.facts, planned.explain(baselines=arguments.baselines)
     if not arguments.no_cache:
         versions_text = " ".join(f"{package} {v}" for package, v in which.items())

@@ -30,6 +30,12 @@ def declare_step(parser: ArgumentParser, *, optional: bool = False) -> None:
         action="store_true",
         help="let batch statistics and routing see one microbatch at a time: another meaning",
     )
+    parser.add_argument(
+        "--sharding",
+        choices=("axes", "solved"),
+        help="inside a stage: by mesh axes, or every operation by an integer program, which takes "
+        "seconds to minutes; default: axes",
+    )
 
 
 def stepped(
@@ -39,6 +45,7 @@ def stepped(
     observer: Callable[[Any], None] | None = None,
     profile: DeviceProfile | None = None,
     progress: Callable[[int, float], None] | None = None,
+    status: Callable[[str], None] | None = None,
 ) -> HetParallelized:
     """The step under `het_parallelize`; a decorator's settings hold where the line says nothing."""
     from hetpass.api import HetParallelized, het_parallelize
@@ -58,6 +65,8 @@ def stepped(
         observer=observer or settings.options.observer,
         profile=profile or settings.options.profile,
         progress=progress or settings.options.progress,
+        status=status or settings.options.status,
+        sharding=arguments.sharding or settings.options.sharding,
     )
     if arguments.per_microbatch:
         options = replace(options, batch_statistics="per_microbatch", routing="per_microbatch")

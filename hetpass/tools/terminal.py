@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any, TextIO
 from hetpass.errors import HetpassError
 from hetpass.tools.answer import Answer, Table
 
+_TICK_S = 1.0
 _CLEAR_LINE = "\r\x1b[2K"
 
 
@@ -35,6 +37,7 @@ class Terminal:
     out: TextIO = field(default_factory=lambda: sys.stdout)
     err: TextIO = field(default_factory=lambda: sys.stderr)
     started_s: float = field(default_factory=time.perf_counter)
+    _shown: _Shown = field(default_factory=lambda: _Shown(), repr=False)
 
     def answer(self, answer: Answer) -> None:
         """Prints an answer."""
@@ -76,20 +79,46 @@ class Terminal:
     def progress(self, text: str) -> None:
         """Says what is going on, on a line that the next one replaces."""
         if self.watched:
-            spent_s = time.perf_counter() - self.started_s
-            self.err.write(f"{_CLEAR_LINE}{spent_s:6.1f} s  {text}"[:200])
-            self.err.flush()
+            with self._shown.lock:
+                self._shown.text = text
+                self._write_shown()
+
+    def _write_shown(self) -> None:
+        spent_s = time.perf_counter() - self.started_s
+        self.err.write(f"{_CLEAR_LINE}{spent_s:6.1f} s  {self._shown.text}"[:200])
+        self.err.flush()
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """Shows `text` meanwhile; afterwards the line is clean."""
+        """Shows `text`, or what `progress` says meanwhile, with seconds that go on; afterwards the
+        line is clean."""
+        if not self.watched:
+            yield
+            return
         self.progress(text)
+        ended = threading.Event()
+        ticking = threading.Thread(target=self._tick, args=(ended,), daemon=True)
+        ticking.start()
         try:
             yield
         finally:
-            if self.watched:
-                self.err.write(_CLEAR_LINE)
-                self.err.flush()
+            ended.set()
+            ticking.join()
+            self.err.write(_CLEAR_LINE)
+            self.err.flush()
+
+    def _tick(self, ended: threading.Event) -> None:
+        while not ended.wait(_TICK_S):
+            with self._shown.lock:
+                self._write_shown()
+
+
+@dataclass
+class _Shown:
+    """The line of progress, and whose turn it is to write it."""
+
+    text: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 def refusal_data(refusal: HetpassError) -> dict[str, Any]:

@@ -76,4 +76,5 @@ def test_memory_is_spelled_in_powers_of_1024():
 def test_one_and_several():
     assert [counted(n, "stage") for n in (0, 1, 2)] == ["0 stages", "1 stage", "2 stages"]
     assert [counted(n, "microbatch") for n in (1, 4)] == ["1 microbatch", "4 microbatches"]
+    assert [counted(n, "mesh") for n in (1, 8)] == ["1 mesh", "8 meshes"]
     assert [counted(n, "leaf", "leaves") for n in (1, 3)] == ["1 leaf", "3 leaves"]

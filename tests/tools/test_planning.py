@@ -14,6 +14,7 @@ from hetpass.ir.device_profile import DeviceProfile
 from hetpass.ir.plan import Plan
 from hetpass.tools.models.names import SIZES
 from hetpass.tools.plan_cache import PlanCache
+from hetpass.tools.terminal import Terminal
 
 
 def test_plan_of_a_script(hetpass, script, cluster_file, tmp_path):
@@ -43,6 +44,29 @@ def test_plan_of_a_script(hetpass, script, cluster_file, tmp_path):
     assert hetpass("cache", "rm", entry.stem[:8]).code == 0
     assert hetpass("cache", "rm", "--all", "--json").data["removed"]
     assert not list(folder.iterdir())
+
+
+def test_what_is_being_done_is_said(hetpass, script, cluster_file, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(Terminal, "progress", lambda self, text: said.append(text))
+    line = ("plan", f"{script}:train_step", "--cluster", str(cluster_file), "--microbatches", "2")
+    axes = hetpass(*line, "--json").data
+    assert said.index("tracing") < said.index("splitting into microbatches")
+    assert said.index("splitting into microbatches") < said.index("searching for a plan")
+    said.clear()
+    solved = hetpass(*line, "--sharding", "solved", "--json").data
+    shards = [text for text in said if text.startswith("solving shardings: ")]
+    assert shards[0].startswith("solving shardings: 1 of ")
+    done, _, of = shards[-1].removeprefix("solving shardings: ").partition(" of ")
+    assert done == of.split()[0] == str(len(shards))
+    assert said.index(shards[-1]) < max(
+        i for i, t in enumerate(said) if t == "searching for a plan"
+    )
+    assert any(text.startswith("searching: M = 2 done") for text in said)
+    stages = [plan["plan"]["pipelines"][0]["stages"] for plan in (axes, solved)]
+    assert not solved["cached"]
+    assert not any(stage.get("assignments") for stage in stages[0])
+    assert all(stage["assignments"] for stage in stages[1])
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 
+from hetpass.tools import terminal
 from hetpass.tools.answer import Answer, Table
 from hetpass.tools.terminal import Terminal, plain_table
 
@@ -46,6 +48,20 @@ def test_progress_is_for_people_only():
         assert err.getvalue() == ""
     with Terminal(err=screen).working("tracing"):
         assert "tracing" in screen.getvalue()
+
+
+def test_seconds_go_on_while_nothing_is_said(monkeypatch):
+    monkeypatch.setattr(terminal, "_TICK_S", 0.01)
+    screen = Screen()
+    here = Terminal(err=screen)
+    with here.working("planning"):
+        here.progress("solving")
+        while screen.getvalue().count("s  solving") < 3:
+            time.sleep(0.01)
+    said = screen.getvalue()
+    assert said.endswith("\r\x1b[2K")
+    time.sleep(0.05)
+    assert screen.getvalue() == said
 
 
 def test_json_holds_no_text():

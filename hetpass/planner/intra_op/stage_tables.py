@@ -7,7 +7,7 @@ between groups are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,25 +101,33 @@ def intra_op_tables(
     cluster: Cluster,
     num_microbatches: int,
     options: IntraOpOptions = IntraOpOptions(),
+    progress: Callable[[int, int], None] | None = None,
 ) -> SolvedTables:
     """Costs of every range of layers on every submesh, by solved assignments.
 
     Args:
       layers: the program, cut into this number of microbatches.
       facts: for what crosses between stages.
+      progress: told how many meshes of the groups are solved, and of how many.
     """
     cluster = canonical(cluster)
     solver = _Solver(layers, num_microbatches, options)
     stages: list[StageTable] = []
     chains: list[Chain] = []
-    for index, group in enumerate(cluster.groups):
-        sizes = options.sizes or submesh_sizes(group)
-        for devices in [n for n in sizes if n <= group.num_devices]:
-            for mesh in logical_meshes(group, devices):
-                for recompute in options.recompute:
-                    for table, chain in solver.tables(index, group, mesh, recompute):
-                        stages.append(table)
-                        chains.append(chain)
+    places = [
+        (index, group, mesh)
+        for index, group in enumerate(cluster.groups)
+        for devices in options.sizes or submesh_sizes(group)
+        if devices <= group.num_devices
+        for mesh in logical_meshes(group, devices)
+    ]
+    for done, (index, group, mesh) in enumerate(places, 1):
+        for recompute in options.recompute:
+            for table, chain in solver.tables(index, group, mesh, recompute):
+                stages.append(table)
+                chains.append(chain)
+        if progress is not None:
+            progress(done, len(places))
     examples = facts.batch_size // num_microbatches
     forward, backward, latency = link_tables(facts, cluster, examples)
     costs = CostTables(

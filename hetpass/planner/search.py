@@ -158,10 +158,12 @@ class _Work:
 
     def begin(self, m: int) -> None:
         """The problem of one number of microbatches, with a bound on its T."""
-        guess_s = self.begun[-1].high_s if self.begun else None
-        problem = InterOp(self.cost(m), _inter_op(self.options), guess_s=guess_s)
-        if math.isfinite(problem.least_s):
-            self.begun.append(problem)
+        tables = self.cost(m)
+        for program in _programs(self.options):
+            guess_s = self.begun[-1].high_s if self.begun else None
+            problem = InterOp(tables, program, guess_s=guess_s)
+            if math.isfinite(problem.least_s):
+                self.begun.append(problem)
 
     def solve(self) -> None:
         """All that may come near the best, those first whose first answers are best."""
@@ -227,7 +229,7 @@ def _judge(
     found = sorted(found, key=lambda f: f.priced.step_s)
     results: list[tuple[Judged, _Found]] = []
     for candidate in found:
-        if len(results) == options.judged:
+        if len(results) == options.judged * len(_programs(options)):
             break
         in_flight = candidate.priced.in_flight if options.schedule == AUTO else None
         judgement = _judged(options, candidate, candidate.priced.picks, in_flight)
@@ -270,8 +272,8 @@ def _reordered(
     )
     if better is judgement:
         return []
-    again = priced(found.tables, picks, allowed=_inter_op(options).allowed)
-    again = cheapest(found.tables, picks, _inter_op(options).allowed) or again
+    allowed = _programs(options)[0].allowed
+    again = cheapest(found.tables, picks, allowed) or priced(found.tables, picks, allowed=allowed)
     return [(better, replace(found, priced=again))]
 
 
@@ -322,14 +324,18 @@ def _nothing(
         return cost_tables(facts, changed, m, options.tables)
 
     numbers = microbatch_numbers(facts.batch_size, options.num_microbatches)
-    return nothing_fits(facts, cluster, tables_of, numbers, _inter_op(options))
+    return nothing_fits(facts, cluster, tables_of, numbers, _programs(options)[0])
 
 
-def _inter_op(options: SearchOptions) -> InterOpOptions:
-    """The program's part of the options; some schedules leave no choice of in-flight counts."""
-    fixed = {"1f1b": ONE_F_ONE_B, "eager-1f1b": Deltas(2, 2)}
-    return InterOpOptions(
-        order=options.order,
-        allowed=fixed.get(options.schedule, ANY),
-        tolerance=options.tolerance,
-    )
+def _programs(options: SearchOptions) -> list[InterOpOptions]:
+    """The program's part of the options; some schedules leave no choice of in-flight counts, and
+    what H-1F1B chooses is near what others leave free or near that of 1F1B."""
+    allowed = {
+        "1f1b": (ONE_F_ONE_B,),
+        "eager-1f1b": (Deltas(2, 2),),
+        "h-1f1b": (ANY, ONE_F_ONE_B),
+    }
+    return [
+        InterOpOptions(order=options.order, allowed=deltas, tolerance=options.tolerance)
+        for deltas in allowed.get(options.schedule, (ANY,))
+    ]

@@ -438,3 +438,59 @@ def test_numbers_of_microbatches_that_are_left_out_could_not_win():
     best_s = min(one.best.step_s for one in whole if one is not None)
     candidates = [c.objective_s for c in (result.best, *result.rejected)]
     assert min(candidates) == pytest.approx(best_s, rel=2e-4)
+
+
+def changed(machines, chance):
+    """Another cluster: a group more or less, or of another size, or with other memory or links."""
+    groups = list(machines.groups)
+    what = int(chance.integers(4))
+    at = int(chance.integers(len(groups)))
+    group = groups[at]
+    if what == 0 and len(groups) > 1:
+        del groups[at]
+    elif what == 1:
+        groups[at] = replace(group, devices_per_host=int(chance.integers(1, 4)))
+    elif what == 2:
+        memory_bytes = group.kind.memory_bytes * chance.uniform(0.7, 1.5)
+        groups[at] = replace(group, kind=replace(group.kind, memory_bytes=memory_bytes))
+    else:
+        link = Link(float(chance.uniform(0, 0.1)), float(chance.uniform(1, 20)))
+        return Cluster(tuple(groups), default_link=link)
+    return Cluster(tuple(groups), default_link=machines.default_link)
+
+
+def test_a_plan_for_a_changed_cluster_is_as_good_as_one_from_nothing():
+    chance = np.random.default_rng(3)
+    facts = ProgramFacts.synthetic(
+        [
+            {
+                "seconds": {"a": (0.2, 0.3), "b": (0.5 * t, 0.6 * t), "c": (0.3, 0.9 * t)},
+                "parameter_bytes": 4.0 * t,
+                "activation_bytes": 3.0,
+                "boundary_bytes": 1.0,
+                "gradient_boundary_bytes": 1.0,
+            }
+            for t in (1.0, 2.0, 1.0, 1.0, 1.5, 1.0, 2.0, 1.0)
+        ],
+        8,
+    )
+    start = cluster({"a": 2, "b": 2, "c": 1}, memory=dict.fromkeys("abc", 60), link=Link(0.0, 4.0))
+    machines, planned, names = start, 0, []
+    options = SearchOptions(tables=EXACT)
+    for _ in range(24):
+        machines = changed(machines if len(machines.groups) > 1 else start, chance)
+        whole = [inter_op(cost_tables(facts, machines, m, EXACT)) for m in (1, 2, 4, 8)]
+        best_s = min((one.best.step_s for one in whole if one is not None), default=None)
+        if best_s is None:
+            with pytest.raises(PlanError):
+                search(facts, machines, options)
+            continue
+        result = search(facts, machines, options)
+        again = search(ProgramFacts.from_json(facts.to_json()), machines, options)
+        assert result.plan.to_json() == again.plan.to_json()
+        candidates = [c.objective_s for c in (result.best, *result.rejected)]
+        assert min(candidates) <= best_s * (1 + 2e-4)
+        names.append(stages_text(result.plan))
+        planned += 1
+    assert planned > 12
+    assert len(set(names)) > 5

@@ -3,14 +3,22 @@
 Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), a stage at a time: between
 forward and backward only the stage's inputs are held. The equations are the same, so results are;
 random masks too, since they come from keys and positions, not from a state.
+
+A model that recomputes blocks itself (`jax.checkpoint`) has backward equations that equal the
+copies. A compiler would merge the two, or run them side by side since they read the same
+parameters, and hold for the whole stage what each block makes anew. So their operands pass a fence,
+together with what the backward part made last: a block is recomputed when its turn has come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from hetpass._jax import Atom, DropVar, JaxprEqn, Var, make_var
+import jax
+
+from hetpass._jax import Atom, DropVar, JaxprEqn, Literal, Var, make_var
+from hetpass.ir.kinds import Batched
 from hetpass.ir.program import Layered
 from hetpass.transforms.region import Mark, RegionDraft, marks
 
@@ -43,6 +51,9 @@ class _Work:
     Attributes:
       forward: the forward equation on one of the stages that makes a variable.
       copies: what a forward variable is called when its own stage makes it again.
+      made: what copies compute, on what.
+      fences: of what they read, the variables that hide them from the compiler.
+      latest: per stage, what its backward part made last of the examples.
     """
 
     draft: RegionDraft
@@ -50,6 +61,9 @@ class _Work:
     stages: frozenset[int]
     forward: dict[Var, tuple[JaxprEqn, Mark]] = field(default_factory=dict)
     copies: dict[Var, Var] = field(default_factory=dict)
+    made: set[Hashable] = field(default_factory=set)
+    fences: dict[Var, Var] = field(default_factory=dict)
+    latest: dict[int, Var] = field(default_factory=dict)
 
     def visit(self, eqn: JaxprEqn, mark: Mark) -> None:
         stage = self.stage_of_layer[mark.span.first]
@@ -57,7 +71,13 @@ class _Work:
             self.forward.update((v, (eqn, mark)) for v in eqn.outvars)
         if stage in self.stages and mark.backward:
             self._copy(eqn, stage)
-            eqn = eqn.replace(invars=[self._renamed(v, stage) for v in eqn.invars])
+            operands = [self._renamed(v, stage) for v in eqn.invars]
+            if _computes(eqn, operands) in self.made:
+                operands = self._fenced(operands, mark, self.latest.get(stage))
+            eqn = eqn.replace(invars=operands)
+            self.latest.update(
+                (stage, v) for v in eqn.outvars if isinstance(self.draft.kinds.get(v), Batched)
+            )
         self.draft.emit(eqn, mark)
 
     def _own(self, value: Atom, stage: int) -> tuple[JaxprEqn, Mark] | None:
@@ -101,7 +121,36 @@ class _Work:
                 self.draft.kinds[copy] = self.draft.kinds[var]
             outs.append(copy)
         operands = [self._renamed(v, stage) for v in eqn.invars]
+        self.made.add(_computes(eqn, operands))
         self.draft.emit(
             eqn.replace(invars=operands, outvars=outs),
             Mark(mark.span, True, mark.origin),
         )
+
+    def _fenced(self, operands: Sequence[Atom], mark: Mark, after: Var | None) -> list[Atom]:
+        """The same values, one of them by a name that the compiler takes for another's and makes no
+        earlier than `after`: a copy, if there is one, else what the stage reads."""
+        hideable = [v for v in operands if isinstance(v, Var) and not _is_key(v)]
+        copied = set(self.copies.values())
+        value = next((v for v in hideable if v in copied), hideable[0] if hideable else None)
+        if value is None:
+            return list(operands)
+        if value not in self.fences:
+            waits = [after] if after is not None and not _is_key(after) else []
+            self.fences[value] = self.draft.emit_call(
+                lambda *values: jax.lax.optimization_barrier(values)[0],
+                [value, *waits],
+                self.draft.kinds[value],
+                mark,
+            )
+        return [self.fences[value] if v is value else v for v in operands]
+
+
+def _is_key(value: Var) -> bool:
+    return bool(jax.dtypes.issubdtype(value.aval.dtype, jax.dtypes.extended))
+
+
+def _computes(eqn: JaxprEqn, operands: Sequence[Atom]) -> Hashable:
+    """Equal where two equations may compute the same."""
+    read = tuple(str(v.val) if isinstance(v, Literal) else id(v) for v in operands)
+    return eqn.primitive.name, read, tuple(str(v.aval) for v in eqn.outvars)

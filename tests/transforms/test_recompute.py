@@ -88,3 +88,28 @@ def test_what_prints_is_not_run_again():
     staged = check(example, 1, 1, num_microbatches=2, recomputed=(0, 1))
     printing = [f.role for f in staged.fragments if "debug" in str(f.jaxpr)]
     assert printing == ["forward"]
+
+
+def test_blocks_that_the_model_recomputes_itself_wait_for_their_turn():
+    """The backward part computes block 0 twice: once for the stage, once for itself, and then after
+    the gradient that block 1 has made."""
+
+    def loss(params, rows, offset):
+        h = rows["x"]
+        for k in range(4):
+            with jax.named_scope(f"layer{k}"):
+                h = jax.checkpoint(lambda h, w: jnp.sin(jnp.tanh(h @ w) @ w))(h, params[f"w{k}"])
+        with jax.named_scope("layer3"):
+            return jnp.sum((h - rows["y"]) ** 2) / BATCH
+
+    state = random_tree({f"w{k}": (WIDTH, WIDTH) for k in range(4)})
+    example = trained(loss, state, {"x": X, "y": Y}, 4)
+    staged = check(example, 2, 2, num_microbatches=2, recomputed=(0,))
+    backward = {f.stage: f.jaxpr.eqns for f in staged.fragments if f.role == "backward"}
+    names = [eqn.primitive.name for eqn in backward[0]]
+    (at,) = (i for i, name in enumerate(names) if name == "optimization_barrier")
+    assert names.count("tanh") == 3
+    assert names[:at].count("tanh") == 2
+    made = {v for eqn in backward[0][:at] for v in eqn.outvars}
+    assert made & set(backward[0][at].invars)
+    assert [eqn.primitive.name for eqn in backward[1]].count("optimization_barrier") == 0

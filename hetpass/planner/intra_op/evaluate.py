@@ -52,6 +52,8 @@ class Evaluation:
       state_bytes: parameters at rest with their state, accumulators, copies gathered once.
       residual_bytes: per microbatch in flight.
       gathered_bytes: the largest parameter that is gathered in a microbatch.
+      repeated_s: per microbatch, what the program counts beyond that: it lets every reader of a
+        value pay for its reshard, though one serves all that want the same layout.
       collectives: (when, kind, axes) -> how many, per microbatch or (when = "once") per step.
       violations: in words; empty for what can run.
     """
@@ -62,6 +64,7 @@ class Evaluation:
     state_bytes: float
     residual_bytes: float
     gathered_bytes: float
+    repeated_s: float
     collectives: Mapping[tuple[When, Kind, tuple[str, ...]], Collective] = field(hash=False)
     violations: tuple[str, ...] = ()
 
@@ -94,7 +97,7 @@ def evaluate(graph: OperationGraph, setting: Setting, assignment: Assignment) ->
     if violations:
         nothing: dict[tuple[When, Kind, tuple[str, ...]], Collective] = {}
         lost = math.inf
-        return Evaluation(lost, lost, lost, lost, lost, lost, nothing, violations)
+        return Evaluation(lost, lost, lost, lost, lost, lost, 0.0, nothing, violations)
     return measured(Dataflow(graph), setting, assignment)
 
 
@@ -115,6 +118,8 @@ class _Meter:
         self.collectives: dict[tuple[When, Kind, tuple[str, ...]], Collective] = {}
         self.state_bytes = self.residual_bytes = self.gathered_bytes = 0.0
         self.unreached: list[str] = []
+        self.repeated_s = 0.0
+        self.resharded: set[tuple[int, Layout, When, int]] = set()
 
     def read(self) -> Evaluation:
         for number in range(len(self.graph.operations)):
@@ -131,6 +136,7 @@ class _Meter:
             self.state_bytes,
             self.residual_bytes,
             self.gathered_bytes,
+            self.repeated_s,
             MappingProxyType(dict(sorted(self.collectives.items()))),
             tuple(self.unreached),
         )
@@ -170,16 +176,24 @@ class _Meter:
         parts = compute_ways(choice, self.mesh)
         device = self.setting.kind, self.setting.reached
         self.seconds[when] += operation.count * operation_s(operation, parts, touched, *device)
-        # One reshard serves operands that are the same value in the same layout.
         for v, layout in dict.fromkeys(zip(operation.operands, wanted, strict=True)):
             what = f"operand {v} of operation {number} ({operation.name})"
-            self.move(values[v], (self.kept(v), layout), when, what, operation.count)
+            self.read_operand(v, layout, when, what, operation.count)
         for v, before, after in zip(operation.results, natural, choice.results, strict=True):
             what = f"result {v} of operation {number} ({operation.name})"
             self.move(values[v], (before, after), when, what, operation.count)
             if v in self.assignment.stored:
                 stored = self.assignment.stored[v]
                 self.move(values[v], (after, stored), when, f"{what}, stored", operation.count)
+
+    def read_operand(self, v: int, layout: Layout, when: When, what: str, count: int) -> None:
+        """One reshard serves all that read a value in the same layout."""
+        value, ends, key = self.graph.values[v], (self.kept(v), layout), (v, layout, when, count)
+        if key in self.resharded:
+            self.repeated_s += count * reshard_path(value, *ends, self.setting.mesh).seconds
+            return
+        self.resharded.add(key)
+        self.move(value, ends, when, what, count)
 
     def kept(self, value: int) -> Layout:
         if value in self.assignment.stored:

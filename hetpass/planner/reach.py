@@ -136,7 +136,7 @@ class Reach:
     def _suffixes(self, bound_s: float) -> Counts | None:
         """`Bands.lowest`; None where no pipeline begins at the first layer."""
         flat, levels = self.flat, self.levels
-        firsts = self._first_layers(bound_s)
+        at_front, firsts = self._first_layers(bound_s)
         lowest = np.full((flat.num_nodes, levels), flat.num_layers)
         own = np.arange(levels)
         moves = flat.moves
@@ -152,33 +152,50 @@ class Reach:
             heads = np.nonzero(np.diff(source, prepend=-1))[0]
             least = np.minimum.reduceat(found, heads, axis=0)
             lowest[source[heads]] = np.minimum.accumulate(least, axis=1)
-        _, first = firsts[-1]
-        begins = first[flat.start_row[:, None], own, lowest[flat.start_target]]
+        begins = at_front[flat.start_row[:, None], own, lowest[flat.start_target]]
         return lowest if (begins == 0).any() else None
 
-    def _first_layers(self, bound_s: float) -> list[tuple[int, Shorts]]:
-        """[rows, counts, L + 1]: per end, the first layer that a stage may begin with, for steps
-        between in-flight counts; with the last step nothing waits."""
-        flat, allowed = self.flat, self.flat.allowed
-        bounds_s = np.full(len(flat.load_s), bound_s)
-        within = _first_within(self._load_s, bounds_s)[flat.choice]
+    def _first_layers(self, bound_s: float) -> tuple[Shorts, list[tuple[int, Shorts]]]:
+        """[rows, counts, L + 1]: per end, the first layer that a stage may begin with, if none is
+        in front of it; and by steps between in-flight counts, if there is one."""
+        flat, others = self.flat, self.flat.num_microbatches - 1
+        within = _first_within(self._load_s, np.full(len(flat.load_s), bound_s))[flat.choice]
         within[(self._occupied_s > bound_s)[flat.row_of]] = flat.num_layers
-        deltas = _DELTAS if self.levels > 1 else 1
+        at_front = self._begins(within)
         results = []
-        for step in range(allowed.least, allowed.least + deltas):
-            first = within
-            if step < allowed.least + deltas - 1 and flat.num_microbatches > 1:
-                # (M - 1) (r + t) / δ is at most the bound
-                period_s = step * bound_s / (flat.num_microbatches - 1) * (1 + _ROUNDING)
-                waits = _first_within(
-                    self._time_s[flat.choice], (period_s - self._round_s)[flat.row_of]
-                )
-                first = np.maximum(within, waits)
-            fitting = np.maximum(first[:, None, :], self._room[flat.choice])
-            begins: Shorts = np.minimum.reduceat(fitting, flat.first_way[:-1], axis=0)
-            most = step if allowed.most is None else min(step, allowed.most)
-            results.append((most, begins))
-        return results
+        for step, waits in self._steps():
+            if waits and others:  # (M - 1) (r + t) / δ is at most the bound
+                period_s = step * bound_s / others * (1 + _ROUNDING)
+                bounds_s = (period_s - self._round_s)[flat.row_of]
+                late = _first_within(self._time_s[flat.choice], bounds_s)
+                results.append((step, self._begins(np.maximum(within, late))))
+            else:
+                results.append((step, at_front))
+        return at_front, results
+
+    def _begins(self, first: Shorts) -> Shorts:
+        """The least over ways with room for the counts."""
+        fitting = np.maximum(first[:, None, :], self._room[self.flat.choice])
+        begins: Shorts = np.minimum.reduceat(fitting, self.flat.first_way[:-1], axis=0)
+        return begins
+
+    def _steps(self) -> list[tuple[int, bool]]:
+        """What stages in front hold more, and whether they may have to wait with that.
+
+        The largest stands for all that are larger. Where a schedule allows none larger, only a
+        stage that holds all M never waits; no stage does where M is beyond any depth.
+        """
+        least, most = self.flat.allowed.least, self.flat.allowed.most
+        deltas = _DELTAS if self.levels > 1 else 1
+        steps = [(step, True) for step in range(least, least + deltas)]
+        steps[-1] = steps[-1][0], False
+        if most is None:
+            return steps
+        depth = len(self.flat.moves.blocks) + 1
+        never = self.flat.num_microbatches - 1 > most * depth
+        if never:
+            return [(step, True) for step, _ in steps if step < most] + [(most, True)]
+        return [(min(step, most), waits) for step, waits in steps]
 
     # -- from the first layer -----------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from hetpass.analysis.layer_operations import LOOP_IN, LOOP_OUT
 from hetpass.analysis.operation_graph import JOINTLY_LINEAR
 from hetpass.backend.combine import only_first
 from hetpass.backend.laid_out import LaidOut, MeshLayouts, over_parts
-from hetpass.backend.pads import bind
+from hetpass.backend.rewritten import bind
 from hetpass.backend.stage_choices import LayerChoices, OperationAt, StageChoices
 from hetpass.backend.unpartitioned import bind_whole
 from hetpass.ir.operation_graph import Layout

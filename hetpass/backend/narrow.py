@@ -28,7 +28,7 @@ from hetpass._jax import (
     scan_counts,
 )
 from hetpass.backend.layout import batch_layout
-from hetpass.backend.pads import bind
+from hetpass.backend.rewritten import bind
 from hetpass.ir.kinds import Kind, Partial, Whole
 
 Part = Callable[..., list[Any]]

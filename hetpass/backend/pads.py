@@ -14,16 +14,16 @@ from typing import Any
 
 import jax
 
-from hetpass import _jax
-from hetpass._jax import Jaxpr, JaxprEqn
+from hetpass._jax import JaxprEqn
 
 
-def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """`bind_equation`, without such pads, here and in nested jaxprs."""
-    if _is_mistaken(eqn):
-        operand, fill = operands
-        return [pad(operand, fill, eqn.params["padding_config"])]
-    return _jax.bind_equation(_without(eqn), operands)
+def is_mistaken(eqn: JaxprEqn) -> bool:
+    """Whether it is a pad that cannot be left to the partitioner."""
+    if eqn.primitive.name != "pad":
+        return False
+    return any(
+        low < 0 or high < 0 or interior > 0 for low, high, interior in eqn.params["padding_config"]
+    )
 
 
 def pad(operand: Any, fill: Any, config: Sequence[tuple[int, int, int]]) -> Any:
@@ -54,57 +54,3 @@ def _spread(operand: Any, fill: Any, dim: int, interior: int) -> Any:
     joined[dim] = size * (interior + 1)
     spread = jax.lax.reshape(jax.lax.pad(apart, fill, edges), joined)
     return jax.lax.slice_in_dim(spread, 0, joined[dim] - interior, axis=dim)
-
-
-def _is_mistaken(eqn: JaxprEqn) -> bool:
-    """Whether it is a pad that cannot be left to the partitioner."""
-    if eqn.primitive.name != "pad":
-        return False
-    return any(
-        low < 0 or high < 0 or interior > 0 for low, high, interior in eqn.params["padding_config"]
-    )
-
-
-def _holds_mistaken(jaxpr: Jaxpr) -> bool:
-    return any(
-        _is_mistaken(eqn) or any(_holds_mistaken(inner) for inner in _nested(eqn))
-        for eqn in jaxpr.eqns
-    )
-
-
-def _nested(eqn: JaxprEqn) -> list[Jaxpr]:
-    values = (v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,)))
-    return [_jax.open_jaxpr(value)[0] for value in values if _jax.is_jaxpr(value)]
-
-
-def _without(eqn: JaxprEqn) -> JaxprEqn:
-    if not any(_holds_mistaken(inner) for inner in _nested(eqn)):
-        return eqn
-    params = {
-        name: tuple(map(_rewritten, p)) if isinstance(p, tuple) else _rewritten(p)
-        for name, p in eqn.params.items()
-    }
-    return eqn.replace(params=params)
-
-
-def _rewritten(value: Any) -> Any:
-    """A parameter of an equation; a jaxpr comes back without such pads."""
-    if not _jax.is_jaxpr(value):
-        return value
-    jaxpr, consts = _jax.open_jaxpr(value)
-    if not _holds_mistaken(jaxpr) or len(jaxpr.constvars) != len(consts):
-        return value
-
-    def evaluated(*arguments: Any) -> list[Any]:
-        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, _jax.Literal) else values[atom]
-
-        for eqn in jaxpr.eqns:
-            results = bind(eqn, [read(atom) for atom in eqn.invars])
-            values.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
-
-    closed = jax.make_jaxpr(evaluated)(*(v.aval for v in jaxpr.invars))
-    return closed if isinstance(value, _jax.ClosedJaxpr) else _jax.open_jaxpr(closed)[0]

@@ -22,7 +22,7 @@ from hetpass._jax import DropVar, Jaxpr, JaxprEqn, Literal, Var
 from hetpass.backend.combine import only_first, reduce_leading
 from hetpass.backend.layout import batch_layout, join_batch, split_batch
 from hetpass.backend.narrow import Part, has_parts, narrowed
-from hetpass.backend.pads import bind
+from hetpass.backend.rewritten import bind
 from hetpass.backend.unpartitioned import (
     Function,
     bind_whole,

@@ -3,9 +3,11 @@
 Seen with jaxlib 0.10 to 0.12 on CPU; the numbers come out wrong without a word:
 
   scatters: where a mesh axis cuts a dimension that is scattered into (`scatters_wrongly`);
+  Fourier transforms: where one cuts a dimension that is transformed, the process ends on a failed
+    check, or digits are lost;
   convolutions: batched over parts they are grouped, and a grouped convolution is wrong where a part
     has one example or the mesh has two axes, or ends the process on a failed check;
-  pads between entries, and pads that cut: written in other words, by `backend/pads`.
+  others can be written in other words: `backend/rewritten`.
 
 What one of these is inside of (a loop, a branch) shares its fate, since its body is cut as a whole.
 """
@@ -21,21 +23,25 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from hetpass._jax import JaxprEqn, is_jaxpr, open_jaxpr
 from hetpass.analysis.sharding_rules import scatters_wrongly
-from hetpass.backend.pads import bind
+from hetpass.backend.rewritten import bind
 
 Function = Callable[..., Sequence[Any]]
 
 
 def wrong_when_batched(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
     """Whether it may be wrong once `vmap` has added a dimension that an axis cuts."""
-    return _holds(eqn, lambda e: _is_convolution(e) or scatters_wrongly(e, mesh.size))
+    return _holds(eqn, lambda e: _is_convolution(e) or _is_wrong(e, mesh))
 
 
 def bind_whole(eqn: JaxprEqn, operands: Sequence[Any], mesh: AbstractMesh) -> list[Any]:
     """`bind`, but every device runs it whole where cuts of its operands may make it wrong."""
-    if mesh.size > 1 and _holds(eqn, lambda e: scatters_wrongly(e, mesh.size)):
+    if mesh.size > 1 and _holds(eqn, lambda e: _is_wrong(e, mesh)):
         return list(everywhere(lambda *values: bind(eqn, values), mesh)(*operands))
     return bind(eqn, operands)
+
+
+def _is_wrong(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
+    return eqn.primitive.name == "fft" or scatters_wrongly(eqn, mesh.size)
 
 
 def _is_convolution(eqn: JaxprEqn) -> bool:

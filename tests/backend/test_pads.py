@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetpass._jax import is_jaxpr, open_jaxpr
-from hetpass.backend.pads import bind, pad
+from hetpass.backend.pads import pad
+from hetpass.backend.rewritten import bind
 
 CONFIGS = [
     config

@@ -1,0 +1,57 @@
+"""Fourier transforms next to collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hetpass as hp
+from tests.equality import differences
+
+
+def rows(q: Any, x: Any) -> Any:
+    return jnp.fft.irfft(jnp.fft.rfft(jnp.tanh(x.transpose(1, 0, 2) @ q)) * 2.0, n=8)
+
+
+def planes(q: Any, x: Any) -> Any:
+    return jnp.fft.fft2(jnp.tanh(x @ q)).real @ q
+
+
+def in_a_loop(q: Any, x: Any) -> Any:
+    def body(x: Any, _: Any) -> Any:
+        return jnp.tanh(jnp.fft.fft2(x @ q).real / 8), None
+
+    return jax.lax.scan(body, x, None, length=2)[0]
+
+
+@pytest.mark.parametrize("transform", [rows, planes, in_a_loop])
+@pytest.mark.parametrize("sharding", ["axes", "solved"])
+def test_equals_jit_on_every_mesh(transform: Any, sharding: Any) -> None:
+    draw = np.random.default_rng(0)
+    params = jnp.asarray(draw.normal(size=(8, 8), scale=0.4), jnp.float32)
+    batch = jnp.asarray(draw.normal(size=(8, 6, 8)), jnp.float32)
+
+    def step(q: Any, x: Any) -> Any:
+        value, grads = jax.value_and_grad(lambda q: (transform(q, x) ** 2).mean())(q)
+        return q - 0.1 * grads, value, grads
+
+    expected = jax.jit(step)(params, batch)
+    parallel = hp.het_parallelize(
+        step,
+        cluster=hp.Cluster.emulated({"a": 4}),
+        num_microbatches=2,
+        donate_argnums=(),
+        options=hp.Options(sharding=sharding),
+    )
+    traced = parallel.trace(params, batch)
+    if sharding == "solved":
+        assert differences(traced.plan().compile()(params, batch), expected) == []
+        return
+    last = traced.plan().num_layers - 1
+    for mesh in ("data=4,model=1", "data=1,model=4", "data=2,model=2"):
+        compiled = traced.with_plan(f"a({mesh}): 0-{last}").compile()
+        assert differences(compiled(params, batch), expected) == [], mesh

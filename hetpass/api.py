@@ -19,8 +19,17 @@ from typing import Any, Literal
 
 import jax
 
+from hetpass.checks import (
+    checked_cluster,
+    checked_count,
+    checked_function,
+    checked_positions,
+    checked_type,
+    created_state,
+    refuse_tracers,
+)
 from hetpass.companion import Companion, LocalLeader
-from hetpass.errors import ClusterError, ExecutionError, PlanError, TraceError
+from hetpass.errors import ExecutionError, TraceError
 from hetpass.frontend.boundary import stage_boundary
 from hetpass.frontend.trace import Signature, abstract
 from hetpass.ir.cluster import Cluster
@@ -57,16 +66,7 @@ class HetParallelized:
         Raises:
           ExecutionError: HP-RUN-TRACED, called under a JAX transformation.
         """
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            raise ExecutionError(
-                "HP-RUN-TRACED",
-                f"{self.__name__} was called under jax.jit, jax.grad or another transformation",
-                details=["it is a compiled pipeline, as a jitted and compiled function is"],
-                ways_out=[
-                    "call it with arrays, outside of the transformation",
-                    "differentiate inside the step, and decorate the step",
-                ],
-            )
+        refuse_tracers(self.__name__, (args, kwargs))
         return self.compiled_for(*args, **kwargs)(*args, **kwargs)
 
     def compiled_for(self, *args: Any, **kwargs: Any) -> Compiled:
@@ -102,7 +102,7 @@ class HetParallelized:
         Raises:
           ExecutionError: HP-RUN-INIT, there is no batch to place the state by.
         """
-        state = jax.eval_shape(create_fn, *args)
+        state = created_state(create_fn, args)
         rest = batch if isinstance(batch, tuple) else (batch,)
         if batch is not None:
             return self.compiled_for(state, *rest).init_state(create_fn, *args)
@@ -127,7 +127,7 @@ class HetParallelized:
         self,
         fun: Callable[..., Any],
         *,
-        batch_argnums: tuple[int, ...] = (1,),
+        batch_argnums: int | Sequence[int] = (1,),
         num_microbatches: int = 1,
     ) -> Companion:
         """An eval step beside this train step, on the same placement of the parameters.
@@ -143,11 +143,13 @@ class HetParallelized:
         settings = self.settings
         signature = replace(
             settings.signature,
-            batch_argnums=batch_argnums,
+            batch_argnums=checked_positions(batch_argnums, "batch_argnums"),
             donate_argnums=(),
             static_argnums=(),
             batch_axes={},
         )
+        count = checked_count(num_microbatches)
+        checked_function(fun)
 
         def leader() -> LocalLeader | RemoteLeader:
             if not self._compiled:
@@ -159,7 +161,7 @@ class HetParallelized:
                 )
             return next(reversed(self._compiled.values())).leader()
 
-        return Companion(fun, settings.passes, signature, num_microbatches, leader)
+        return Companion(fun, settings.passes, signature, 1 if count == "auto" else count, leader)
 
     def without_donation(self) -> HetParallelized:
         """The same step with the same settings; its arguments are kept."""
@@ -226,8 +228,18 @@ def _argument_names(fun: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
+class _LeftOut:
+    """No function: `het_parallelize` is used with arguments, above one."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+_LEFT_OUT = _LeftOut()
+
+
 def het_parallelize(
-    fun: Callable[..., Any] | None = None,
+    fun: Callable[..., Any] | _LeftOut = _LEFT_OUT,
     *,
     cluster: Cluster | None = None,
     num_microbatches: int | Literal["auto"] = "auto",
@@ -245,7 +257,8 @@ def het_parallelize(
 
     Args:
       fun: the step, written for one device: any JAX function of arrays. It is traced with
-        B, 2B and 3B examples, so that it must accept any number of them for M > 1.
+        B, 2B and 3B examples, so that it must accept any number of them for M > 1. Left out: a
+        decorator is returned.
       cluster: the device groups and their links; None: what `jax.devices()` shows.
       num_microbatches: M, a divisor of B; "auto": the number that the search finds best.
       schedule: a name ("gpipe", "1f1b", "zb-h1", …; docs/schedules.md), or "auto": the fastest
@@ -267,60 +280,36 @@ def het_parallelize(
     Raises:
       HetpassError: at the call, before anything runs, if the step cannot be run exactly.
     """
-    if cluster is not None and not isinstance(cluster, Cluster):
-        raise ClusterError(
-            "HP-CLUSTER-TYPE",
-            f"cluster is a {type(cluster).__name__}",
-            where="cluster",
-            ways_out=['hp.Cluster.from_file("cluster.toml")', "hp.Cluster.emulated({...})"],
-        )
-    for name, value, sort, way in (
-        ("plan", plan, (Plan, str), 'hp.Plan.load("plan.json"), or a line of text'),
-        ("options", options, Options, "hp.Options(...)"),
-    ):
-        if value is not None and not isinstance(value, sort):
-            raise TraceError(
-                "HP-TRACE-OPTION", f"{name} is a {type(value).__name__}", where=name, ways_out=[way]
-            )
+    if cluster is not None:
+        checked_cluster(cluster)
+    checked_type(plan, (Plan, str), "plan", 'hp.Plan.load("plan.json"), or a line of text')
+    checked_type(options, Options, "options", "hp.Options(...)")
     settings = Settings(
         cluster=cluster,
-        num_microbatches=_checked_count(num_microbatches),
+        num_microbatches=checked_count(num_microbatches),
         schedule=schedule,
         plan=plan,
         signature=Signature(
-            batch_argnums=_indices(batch_argnums, "batch_argnums"),
-            donate_argnums=_indices(donate_argnums, "donate_argnums"),
-            static_argnums=_indices(static_argnums, "static_argnums"),
+            batch_argnums=checked_positions(batch_argnums, "batch_argnums"),
+            donate_argnums=checked_positions(donate_argnums, "donate_argnums"),
+            static_argnums=checked_positions(static_argnums, "static_argnums"),
             batch_axes=(options or Options()).batch_axes,
         ),
         options=options or Options(),
         workers=_workers(runtime),
     )
 
-    def decorate(function: Callable[..., Any]) -> HetParallelized:
-        if not callable(function):
+    def decorate(*functions: Callable[..., Any]) -> HetParallelized:
+        if len(functions) != 1:
             raise TraceError(
                 "HP-TRACE-FUNCTION",
-                f"het_parallelize takes a function, not a {type(function).__name__}",
+                f"het_parallelize(...) decorates one function; {len(functions)} values were given",
                 where="its first argument",
-                ways_out=["@hp.het_parallelize over a function of arrays"],
+                ways_out=["hp.het_parallelize(step, ...)(state, batch)"],
             )
-        return HetParallelized(function, settings)
+        return HetParallelized(checked_function(functions[0]), settings)
 
-    return decorate if fun is None else decorate(fun)
-
-
-def _checked_count(count: Any) -> int | Literal["auto"]:
-    if count == "auto":
-        return "auto"
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise PlanError(
-            "HP-PLAN-MICROBATCHES",
-            f"num_microbatches is {count!r}",
-            where="num_microbatches",
-            ways_out=["a whole number of at least 1", '"auto"'],
-        )
-    return count
+    return decorate if isinstance(fun, _LeftOut) else decorate(fun)
 
 
 def _workers(runtime: Any) -> Workers | None:
@@ -336,15 +325,3 @@ def _workers(runtime: Any) -> Workers | None:
         where="runtime",
         ways_out=['"local"', '"ray"', "hp.Workers(...)"],
     )
-
-
-def _indices(value: int | Sequence[int], name: str) -> tuple[int, ...]:
-    values: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if any(not isinstance(v, int) or isinstance(v, bool) or v < 0 for v in values):
-        raise TraceError(
-            "HP-TRACE-ARGNUMS",
-            f"{name} is {value!r}",
-            where=name,
-            ways_out=["positions of arguments, from 0"],
-        )
-    return values

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from hetpass.api import HetParallelized, het_parallelize
-from hetpass.errors import ExecutionError
+from hetpass.checks import checked_tolerance, checked_type
+from hetpass.errors import ExecutionError, TraceError
 from hetpass.ir.plan import Plan
 from hetpass.ir.quantities import counted
 from hetpass.tree_difference import tree_difference
@@ -140,7 +141,16 @@ def verify(
     Raises:
       HetpassError: the step is refused.
     """
+    checked_tolerance(tolerance)
+    checked_type(kwargs, Mapping, "kwargs", "a mapping of keyword arguments")
     if isinstance(step, HetParallelized):
+        if settings:
+            raise TraceError(
+                "HP-TRACE-OPTION",
+                f"the step was decorated: its own settings hold, not {', '.join(settings)}",
+                where="settings",
+                ways_out=["pass the function that was decorated", "leave the settings out"],
+            )
         parallel = step.without_donation()
     else:
         parallel = het_parallelize(step, **{"plan": "even", **settings, "donate_argnums": ()})

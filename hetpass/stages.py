@@ -12,6 +12,17 @@ import jax
 from hetpass.analysis.explain import explain
 from hetpass.backend.dryrun import DryRun, dryrun
 from hetpass.backend.report import FragmentReport
+from hetpass.checks import (
+    checked_batch_axes,
+    checked_cluster,
+    checked_count,
+    checked_devices,
+    checked_float_type,
+    checked_hook,
+    checked_type,
+    created_state,
+    refuse_tracers,
+)
 from hetpass.companion import LocalLeader
 from hetpass.errors import ExecutionError, PlanError, TraceError
 from hetpass.frontend.microbatch import SplitOptions
@@ -104,6 +115,13 @@ class Options:
                     where=f"Options.{name}",
                     ways_out=[f'"{choice}"' for choice in legal],
                 )
+        checked_batch_axes(self.batch_axes)
+        checked_devices(self.devices)
+        for name in ("observer", "progress", "status"):
+            checked_hook(getattr(self, name), name)
+        checked_type(self.profile, DeviceProfile, "profile", 'DeviceProfile.load("profile.json")')
+        accumulate = checked_float_type(self.accumulate_dtype)
+        object.__setattr__(self, "accumulate_dtype", accumulate)
 
     @property
     def split(self) -> SplitOptions:
@@ -158,7 +176,7 @@ class Traced:
 
     def on(self, cluster: Cluster) -> Traced:
         """The same step for another cluster; what is known of the step is not worked out again."""
-        return replace(self, cluster=cluster)
+        return replace(self, cluster=checked_cluster(cluster))
 
     @property
     def facts(self) -> ProgramFacts:
@@ -266,8 +284,9 @@ class Traced:
         self, num_microbatches: int | Literal["auto"] | None, schedule: str | None
     ) -> Wanted:
         settings, plan = self.settings, self.settings.plan
+        count = settings.num_microbatches if num_microbatches is None else num_microbatches
         return Wanted(
-            num_microbatches or settings.num_microbatches,
+            checked_count(count),
             schedule or settings.schedule,
             settings.options.split,
             plan if isinstance(plan, str) and plan in BASELINES else None,
@@ -426,7 +445,7 @@ class Planned:
         )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Compiled:
     """A step that runs: call it as the step itself, for the shapes that it was traced with.
 
@@ -444,6 +463,7 @@ class Compiled:
         Raises:
           ExecutionError: the arguments are of another structure, shape or type than traced.
         """
+        refuse_tracers(self.planned.traced.program.name, (args, kwargs))
         return self._result(self.runtime(self._leaves(args, kwargs)))
 
     def timed(self, record: Record, *args: Any, **kwargs: Any) -> Any:
@@ -481,7 +501,7 @@ class Compiled:
         Raises:
           ExecutionError: `create_fn` returns another structure, shape or type than traced.
         """
-        state = jax.eval_shape(create_fn, *args)
+        state = created_state(create_fn, args)
         program = self.planned.traced.program
         inputs = argument_leaves(program)
         numbers = [i for i, leaf in enumerate(inputs) if leaf.argnum == 0]

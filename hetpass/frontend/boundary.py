@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import jax
 
 from hetpass import _jax
+from hetpass.errors import TraceError
+from hetpass.frontend.trace import abstract
 
 T = TypeVar("T")
 
@@ -23,7 +25,19 @@ def stage_boundary(x: T, name: str = "") -> T:
     Args:
       x: an array or a pytree of arrays.
       name: for people; appears in the printed program.
+
+    Raises:
+      TraceError: HP-TRACE-ARGUMENT, a leaf is no array.
     """
+    if not isinstance(name, str):
+        raise TraceError(
+            "HP-TRACE-OPTION",
+            f"the name of a boundary is a {type(name).__name__}",
+            where="stage_boundary: name",
+            ways_out=['stage_boundary(x, "encoder")'],
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        abstract(leaf, f"x{jax.tree_util.keystr(path)}")
     return jax.tree.map(lambda leaf: boundary_p.bind(leaf, name=name), x)
 
 

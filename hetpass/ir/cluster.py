@@ -75,8 +75,11 @@ class Cluster:
     default_link: Link | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", tuple(self.groups))
+        with at("groups"):
+            object.__setattr__(self, "groups", READER.items(self.groups, lambda group: group))
         self._check_groups()
+        with at("links"):
+            READER.pairs(self.links)
         if self.default_link is not None and not isinstance(self.default_link, Link):
             READER.refuse(
                 "TYPE", f"a Link is needed, not {shown(self.default_link)}", "default_link"
@@ -278,7 +281,7 @@ class Cluster:
 
     def to_file(self, path: str | Path) -> None:
         """Writes the cluster, complete with its device kinds; reads back equal."""
-        file = Path(path)
+        file = READER.path(path)
         data = self.to_dict()
         if file.suffix.lower() == ".json":
             text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
@@ -291,7 +294,7 @@ class Cluster:
                 str(file),
                 ways_out=["name the file .toml or .json"],
             )
-        file.write_text(text, encoding="utf-8")
+        READER.write(file, text)
 
     @classmethod
     def from_dict(cls, data: Any) -> Cluster:

@@ -23,6 +23,17 @@ def kind_name(device: Any) -> str:
     return catalogue().jax_names.get(device.device_kind, device.device_kind)
 
 
+def _checked(devices: Any) -> Sequence[Any]:
+    """Devices, refused by name if they are something else."""
+    listed = isinstance(devices, Sequence) and not isinstance(devices, str)
+    other = [d for d in devices if not hasattr(d, "device_kind")] if listed else [devices]
+    if other:
+        READER.refuse("TYPE", f"a list of devices is needed, not {shown(other[0])}", "devices",
+                      ways_out=["jax.devices()", "a list of some of them"])  # fmt: skip
+    found: Sequence[Any] = devices
+    return found
+
+
 def groups_of(devices: Sequence[Any]) -> tuple[DeviceGroup, ...]:
     """Groups of equal devices on equal hosts, in the order in which the devices come.
 
@@ -32,8 +43,9 @@ def groups_of(devices: Sequence[Any]) -> tuple[DeviceGroup, ...]:
       ClusterError: HP-CLUSTER-DEVICES, there are none; HP-CLUSTER-KIND, a kind that the catalogue
         does not hold.
     """
-    if not devices:
-        READER.refuse("DEVICES", "there are no devices to make a cluster of", "devices")
+    if not devices or not _checked(devices):
+        READER.refuse("DEVICES", "there are no devices to make a cluster of", "devices",
+                      ways_out=["jax.devices()"])  # fmt: skip
     per_host = Counter((kind_name(device), device.process_index) for device in devices)
     hosts = Counter((kind, count) for (kind, _), count in per_host.items())
     taken: Counter[str] = Counter()
@@ -70,7 +82,7 @@ def found_group(name: str, kind: str, hosts: int, devices_per_host: int) -> Devi
 def bind(groups: Sequence[DeviceGroup], devices: Sequence[Any]) -> Mapping[str, tuple[Any, ...]]:
     """See `Cluster.bind`."""
     pools: dict[str, list[Any]] = {}
-    for device in devices:
+    for device in _checked(devices):
         pools.setdefault(kind_name(device), []).append(device)
     bound: dict[str, tuple[Any, ...]] = {}
     for group in groups:

@@ -105,7 +105,7 @@ class DeviceProfile:
 
     def save(self, path: str | Path) -> None:
         """Writes the profile as a JSON file."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        READER.write(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> DeviceProfile:

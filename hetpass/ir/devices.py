@@ -123,7 +123,13 @@ class DeviceKind:
                         ways_out=nearest(dtype, DTYPES),
                     )
                 _check_number(rate, dtype, "FLOP/s")
+        if self.link is not None and not isinstance(self.link, Link):
+            READER.refuse("TYPE", f"a Link is needed, not {shown(self.link)}", "link")
+        with at("source"):
+            READER.text(self.source)
         with at("capabilities"):
+            if not isinstance(self.capabilities, (frozenset, set, list, tuple, str)):
+                READER.refuse("TYPE", f"a set of names is needed, not {shown(self.capabilities)}")
             for capability in self.capabilities:
                 if capability not in CAPABILITIES:
                     READER.refuse(

@@ -313,7 +313,7 @@ class ProgramFacts:
 
     def save(self, path: str | Path) -> None:
         """Writes the facts as a JSON file."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        READER.write(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> ProgramFacts:

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hetpass.ir.cluster import Cluster
-from hetpass.ir.plan_text import parse_stages, range_text, stages_text
+from hetpass.ir.plan_text import check_place, parse_stages, range_text, stages_text
 from hetpass.ir.quantities import counted
 from hetpass.ir.records import at, nearest, shown
 from hetpass.ir.schedule import read_tasks
@@ -142,6 +142,7 @@ class Plan:
           PlanError: HP-PLAN-FINGERPRINT, -LAYERS, -GROUP, -DEVICES, -AXIS, -MICROBATCHES or
             -BATCH.
         """
+        check_place(cluster, num_layers)
         if fingerprint and self.fingerprint and fingerprint != self.fingerprint:
             READER.refuse(
                 "FINGERPRINT",
@@ -361,7 +362,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as a JSON file."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        READER.write(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

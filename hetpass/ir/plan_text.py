@@ -18,11 +18,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.quantities import counted
-from hetpass.ir.records import nearest, shown
+from hetpass.ir.records import at, nearest, shown
 from hetpass.ir.stage_plan import READER, Replica, StagePlan
 
 MAX_TEXT = 100_000
@@ -48,7 +48,19 @@ def parse_stages(text: str, cluster: Cluster, num_layers: int) -> tuple[StagePla
     """
     if not isinstance(text, str) or len(text) > MAX_TEXT:
         READER.refuse("TEXT", f"a plan is a text of at most {MAX_TEXT} characters")
+    check_place(cluster, num_layers)
     return _Parser(text, cluster, num_layers).plan()
+
+
+def check_place(cluster: Any, num_layers: Any) -> None:
+    """Refuses what is no cluster, and what is no number of layers."""
+    if not isinstance(cluster, Cluster):
+        READER.refuse("TYPE", f"a Cluster is needed, not {shown(cluster)}", "cluster",
+                      ways_out=['hp.Cluster.from_file("cluster.toml")'])  # fmt: skip
+    with at("num_layers"):
+        if READER.integer(num_layers) < 1:
+            READER.refuse("LAYERS", f"a plan is for one layer or more, not {num_layers}",
+                          ways_out=["traced.plan().num_layers"])  # fmt: skip
 
 
 class _Parser:

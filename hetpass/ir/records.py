@@ -121,9 +121,26 @@ class Reader:
 
     # -- whole files --------------------------------------------------------------------------
 
+    def path(self, value: Any) -> Path:
+        """The path of a file."""
+        if not isinstance(value, (str, Path)):
+            self.refuse("TYPE", f"the path of a file is needed, not {shown(value)}", "path",
+                        ways_out=('"cluster.toml", or a pathlib.Path',))  # fmt: skip
+        return Path(value)
+
+    def write(self, path: Any, text: str) -> None:
+        """A file of UTF-8 text."""
+        file = self.path(path)
+        try:
+            file.write_text(text, encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            self.refuse("FILE", f"the file cannot be written: {reason}", shown(str(file))[1:-1],
+                        ways_out=("name a file in a folder that exists",))  # fmt: skip
+
     def load(self, path: str | Path, suffixes: Sequence[str] = (".toml", ".json")) -> Any:
         """The data in a file, told apart by its suffix."""
-        file = Path(path)
+        file = self.path(path)
         suffix = file.suffix.lower()
         if suffix not in suffixes:
             self.refuse(
@@ -136,8 +153,9 @@ class Reader:
             # Read one byte more than is allowed, so that a huge file is never held.
             with file.open("rb") as handle:
                 raw = handle.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            self.refuse("FILE", f"the file cannot be read: {error.strerror}", str(file))
+        except (OSError, ValueError) as error:  # a path may hold what no file can be called
+            reason = getattr(error, "strerror", None) or error
+            self.refuse("FILE", f"the file cannot be read: {reason}", shown(str(file))[1:-1])
         with at(f"{file}:"):
             if len(raw) > MAX_FILE_BYTES:
                 self.refuse("FILE", f"the file is larger than {MAX_FILE_BYTES} bytes")
@@ -220,6 +238,12 @@ class Reader:
     def mapping(self, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             self.refuse("TYPE", f"a record is needed, not {shown(value)}")
+        return value
+
+    def pairs(self, value: Any) -> Mapping[Any, Any]:
+        """A mapping, whatever its keys are."""
+        if not isinstance(value, Mapping):
+            self.refuse("TYPE", f"a mapping is needed, not {shown(value)}")
         return value
 
     def items(self, value: Any, read: Callable[[Any], T]) -> tuple[T, ...]:

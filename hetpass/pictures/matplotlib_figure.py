@@ -35,9 +35,23 @@ def figure_of(width_in: float, height_in: float) -> Any:
 
 
 def saved(figure: Any, path: str | Path | None) -> Any:
-    """The figure, written to `path` if there is one."""
-    if path is not None:
-        figure.savefig(path, dpi=150)
+    """The figure, written to `path` if there is one.
+
+    Raises:
+      ExecutionError: HP-RUN-PLOT, it cannot be written there.
+    """
+    if path is None:
+        return figure
+    try:
+        figure.savefig(Path(path), dpi=150)
+    except (OSError, TypeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ExecutionError(
+            "HP-RUN-PLOT",
+            f"the picture cannot be written: {reason}",
+            where=f"{path}",
+            ways_out=("a file .png, .svg or .pdf, in a folder that exists",),
+        ) from error
     return figure
 
 

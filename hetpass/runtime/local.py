@@ -240,6 +240,8 @@ def check_arguments(arguments: Sequence[Any], leaves: Sequence[InputLeaf]) -> No
         )
     seen: dict[int, InputLeaf] = {}
     for value, leaf in zip(arguments, leaves, strict=True):
+        if not _is_array(value):
+            raise _misfit(leaf, f"{type(value).__name__}: no array", leaf.aval.str_short())
         if np.shape(value) != leaf.aval.shape:
             raise _misfit(leaf, f"shape {np.shape(value)}", f"shape {leaf.aval.shape}")
         if isinstance(value, (np.ndarray, np.generic)):
@@ -255,6 +257,12 @@ def check_arguments(arguments: Sequence[Any], leaves: Sequence[InputLeaf]) -> No
         other = seen.setdefault(id(value), leaf)
         if other is not leaf and (other.donated or leaf.donated):
             raise _aliased(other, leaf)
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, (bool, int, float, complex)) or hasattr(value, "__jax_array__"):
+        return True
+    return hasattr(value, "dtype") and not isinstance(value, jax.ShapeDtypeStruct)
 
 
 def _misfit(leaf: InputLeaf, given: str, wanted: str) -> ExecutionError:

@@ -26,12 +26,14 @@ class Limits:
     poll_s: float = 0.2
 
     def __post_init__(self) -> None:
-        if min(self.silent_s, self.stuck_s, self.poll_s) <= 0:
+        limits = (self.silent_s, self.stuck_s, self.poll_s)
+        if not all(isinstance(s, (int, float)) and s > 0 for s in limits):
             raise ExecutionError(
                 "HP-RUN-LIMITS",
                 "the limits of the watchdog are positive numbers of seconds",
                 where="limits",
                 details=(f"{self}",),
+                ways_out=("hp.Limits(silent_s=20.0, stuck_s=600.0, poll_s=0.2)",),
             )
 
 

@@ -46,17 +46,21 @@ def save_bundle(path: Path, bundle: Bundle) -> tuple[Path, ...]:
         bundle.plan.save(path)
         bundle.facts.save(facts_path)
         bundle.cluster.to_file(cluster_path)
-    except OSError as error:
+    except HetpassError as error:
         raise not_written(error) from None
     return path, facts_path, cluster_path
 
 
-def not_written(error: OSError) -> ToolError:
+def not_written(error: OSError | HetpassError) -> ToolError:
     """The refusal for a file that cannot be written."""
+    if isinstance(error, HetpassError):
+        what, where = error.what, error.where
+    else:
+        what, where = f"the file cannot be written: {error.strerror}", str(error.filename or "")
     return ToolError(
         "HP-TOOL-WRITE",
-        f"the file cannot be written: {error.strerror}",
-        where=str(error.filename or ""),
+        what,
+        where=where,
         ways_out=["name a file in a folder that exists and may be written to"],
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpass.cost.analytic import ASSUMED
-from hetpass.errors import ToolError
+from hetpass.errors import ExecutionError, ToolError
 from hetpass.ir.plan import Plan
 from hetpass.ir.quantities import counted, spelled
 from hetpass.ir.timeline import Timeline
@@ -183,8 +183,10 @@ def plot(arguments: Namespace, terminal: Terminal) -> Answer:
                 plot_memory(evaluation.stages, out, title=bundle.name)
             else:
                 plot_sharding(bundle.plan, bundle.cluster, out)
-        except OSError as error:
-            raise not_written(error) from None
+        except ExecutionError as error:
+            if isinstance(error.__cause__, OSError):
+                raise not_written(error.__cause__) from None
+            raise
     return Answer([f"wrote {out}"], {"path": str(out), "what": arguments.what})
 
 

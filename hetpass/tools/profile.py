@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hetpass.errors import HetpassError
 from hetpass.ir.device_profile import DeviceProfile
 from hetpass.ir.quantities import spelled
 from hetpass.tools.answer import Answer, Command, Table
@@ -34,7 +35,7 @@ def profile(arguments: Namespace, terminal: Terminal) -> Answer:
     out = Path(arguments.output or f"profile-{found.date}.json")
     try:
         found.save(out)
-    except OSError as error:
+    except HetpassError as error:
         raise not_written(error) from None
     with terminal.working(""):
         pass

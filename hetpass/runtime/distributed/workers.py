@@ -17,6 +17,9 @@ from hetpass.runtime.watchdog import Limits
 TransportName = Literal["tcp", "jax", "ray"]
 
 
+_BY_GROUP = ("environment", "cores", "emulation", "slowness")
+
+
 @dataclass(frozen=True)
 class WorkerOptions:
     """How workers are started.
@@ -52,6 +55,15 @@ class WorkerOptions:
                 where="transport",
                 ways_out=['"tcp"', '"jax"', '"ray"'],
             )
+        for name, sort, way in (
+            ("address", str, '"auto", "host:port" or None'),
+            ("interface", str, "an address of this host, or None"),
+            ("limits", Limits, "hp.Limits(...)"),
+            *((name, Mapping, "a mapping by group") for name in _BY_GROUP),
+        ):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, sort):
+                raise _no_option(f"WorkerOptions.{name}", value, way)
 
     def check(self, cluster: Cluster) -> None:
         """Refuses groups that the cluster does not have."""
@@ -59,6 +71,12 @@ class WorkerOptions:
             for name in names:
                 if name:
                     cluster.group(name)
+
+
+def _no_option(name: str, value: object, way: str) -> ExecutionError:
+    return ExecutionError(
+        "HP-RUN-OPTION", f"{name} is a {type(value).__name__}", where=name, ways_out=[way]
+    )
 
 
 class Workers:
@@ -82,6 +100,8 @@ class Workers:
         limits: Limits | None = None,
         crew: Callable[[Cluster], Crew] | None = None,
     ) -> None:
+        if options is not None and not isinstance(options, WorkerOptions):
+            raise _no_option("Workers.options", options, "hp.WorkerOptions(...)")
         self.options = options or WorkerOptions(
             address=address, transport=transport, limits=limits or Limits()
         )

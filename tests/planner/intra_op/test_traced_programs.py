@@ -45,10 +45,15 @@ def line(link=NVLINK, **capabilities):
     return LinkedMesh((("data", 4),), (link,), **{"reduce_scatter": False, **capabilities})
 
 
-def priced(layers, setting):
-    """One evaluation per layer, of the best assignment of the whole model."""
+def priced(layers, setting, price=0.0):
+    """One evaluation per layer, of the best assignment of the whole model.
+
+    Args:
+      price: of memory, seconds of a step per byte.
+    """
     found, kinds = layers
-    chain = chained([boundary_table(program(graph, setting)) for graph in found], kinds)
+    tables = [boundary_table(program(graph, setting), price) for graph in found]
+    chain = chained(tables, kinds)
     assert np.isclose(chain.costs[0, -1], chain.lower[0, -1])
     evaluations = []
     for kind, (left, right) in zip(kinds, chain.path(0, len(kinds)), strict=True):
@@ -146,3 +151,32 @@ def test_gpt_is_cut_otherwise_on_a100_with_nvlink_and_on_v100_with_pcie():
     size = 4 * 1024 * 2560 * HALF
     assert any(layer.bytes_of("all_gather", "forward") == size for layer in fast)
     assert any(layer.bytes_of("reduce_scatter", "forward") == size / 4 for layer in fast)
+
+
+def test_whole_blocks_are_tensor_parallel_on_nvlink_and_data_parallel_on_pcie():
+    """2,048 tokens a microbatch, 32 microbatches; 100 MB are worth 10 ms of a step on both.
+
+    Without that price attention on NVLink does better than tensor parallelism: forward runs on
+    whole weights, that are gathered once per step, and only the products of backward are cut.
+    """
+    length, microbatches = 512, 32
+    layers = gpt("linen", 4 * microbatches, microbatches, length)
+    size = 4 * length * 2560 * HALF
+
+    def blocks(link, kind, price):
+        mesh = line(link, reduce_scatter=True, merges_reductions=True)
+        setting = Setting(mesh, kind, microbatches, 4, alone=False)
+        return priced(layers, setting, price)[1:-1]
+
+    for layer in blocks(NVLINK, A100, 1e-10):  # attention and MLP, twice
+        for phase in ("forward", "backward"):
+            assert layer.bytes_of("all_gather", phase) >= size
+            assert layer.count_of("reduce_scatter", phase) == 1
+            assert layer.bytes_of("reduce_scatter", phase) == size / 4
+        assert layer.bytes_of("all_gather", "once") < 1e5  # biases and norms alone
+    for layer in blocks(PCIE, V100, 1e-10)[1:]:
+        assert {when for when, _, _ in layer.collectives} == {"once"}
+        assert layer.bytes_of("all_gather", "once") > 5e7  # the weights
+    attention = blocks(NVLINK, A100, 0.0)[2]
+    assert attention.bytes_of("all_gather", "forward") == 0
+    assert attention.bytes_of("all_gather", "once") > 5e7

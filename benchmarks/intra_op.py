@@ -1,6 +1,7 @@
 """How long the intra-op planner takes, and how good its answers are.
 
     python -m benchmarks.intra_op [--size 6.7B] [--devices 8] [--layers 100] [--out FILE]
+    python -m benchmarks.planning --intra-op [the same]
 
 The layers of a GPT in flax linen (half precision, float32 parameters, Adam; attention and MLP are
 layers of their own) are read from the traced step, and planned for the devices of one A100 host.
@@ -189,7 +190,7 @@ def case(mesh: LinkedMesh, args: argparse.Namespace, group: DeviceGroup) -> dict
     }
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="6.7B", choices=[*GPT_SIZES])
     parser.add_argument("--devices", type=int, default=8)
@@ -197,7 +198,7 @@ def main() -> int:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--layers", type=int, default=100)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     args.graphs = layer_graphs(args.size, args.batch, args.microbatches)
     group = DeviceGroup("a100", find_kind("A100-40"), 1, args.devices)
     record = {

@@ -298,7 +298,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", choices=[*CASES, FROM_JAXPR])
     parser.add_argument("--only", nargs="+", choices=[*CASES, FROM_JAXPR])
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--intra-op", action="store_true", help="the figures of benchmarks/intra_op.py instead"
+    )
+    arguments, others = parser.parse_known_args()
+    if arguments.intra_op:
+        from benchmarks import intra_op
+
+        raise SystemExit(intra_op.main(others))
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     chosen = arguments.case
     if chosen:
         json.dump(from_jaxpr() if chosen == FROM_JAXPR else run(chosen), sys.stdout, indent=1)

@@ -1,9 +1,10 @@
 """Bytes that one device of a stage holds. No JAX.
 
-fixed           parameters, optimizer state, gradient accumulators, what one microbatch adds to
-                them (compilers make it whole before they add it: benchmarks/dryrun.py), the batch,
-                transfer buffers, and with recomputation the activations of the one microbatch that
-                is in backward
+fixed           parameters, optimizer state, gradient accumulators, the batch, transfer buffers,
+                and with recomputation the activations of the one microbatch that is in backward;
+                and the fullest moment of a backward pass: what a layer needs while it runs, beside
+                what the microbatch adds to the accumulators of that layer and of those before it
+                in backward (compilers make it whole before they add it: benchmarks/dryrun.py)
 per microbatch  in flight: the activations held for backward; with recomputation only what the
                 stage reads
 """
@@ -59,7 +60,7 @@ def range_bytes(
     state = over_ranges(
         per_layer(
             lambda x, w: (
-                (x.parameter_bytes + x.state_bytes + 2 * x.gradient_bytes) / w
+                (x.parameter_bytes + x.state_bytes + x.gradient_bytes) / w
                 + x.batch_bytes / submesh.data
             )
         )
@@ -79,7 +80,8 @@ def range_bytes(
     incoming = np.concatenate([[0.0], there[:-1]])
     buffers = crossing[:-1, None] + crossing[None, :]
     workspace = per_layer(lambda x, w: x.workspace_bytes.of(share) / w)
-    fixed = state + buffers + _most_over_ranges(workspace)
+    added = per_layer(lambda x, w: x.gradient_bytes / w)
+    fixed = state + buffers + _fullest_over_ranges(workspace, added)
     if recompute == "none":
         return RangeBytes(fixed, activations)
     inputs = np.where(np.isfinite(activations), incoming[:, None], np.inf)
@@ -92,10 +94,11 @@ class MemoryParts:
 
     Attributes:
       parameters, state, gradients: master copies and optimizer state are in the second; the
-        third are accumulators, and what one microbatch adds to them.
+        third are accumulators.
       batch: inputs and results of the whole batch.
       buffers: of transfers at both ends.
-      workspace: of the layer that needs most while it runs.
+      workspace: what a layer needs while it runs, and what the microbatch adds to the accumulators
+        until then, at the fullest moment of backward.
       recomputed: activations of the one microbatch that is in backward, with recomputation.
       in_flight: per microbatch in flight.
     """
@@ -142,10 +145,14 @@ def memory_parts(
     return MemoryParts(
         parameters=total(lambda x: x.parameter_bytes) - sum(p.held_bytes / w for p, w in both),
         state=total(lambda x: x.state_bytes),
-        gradients=total(lambda x: 2 * x.gradient_bytes),
+        gradients=total(lambda x: x.gradient_bytes),
         batch=sum(whole[k].batch_bytes for k in layers) / submesh.data,
         buffers=sum(amount.of(share) for pair in cuts for amount in pair),
-        workspace=max(whole[k].workspace_bytes.of(share) / ways(k) for k in layers),
+        workspace=max(
+            whole[k].workspace_bytes.of(share) / ways(k)
+            + sum(whole[j].gradient_bytes / ways(j) for j in layers if j >= k)
+            for k in layers
+        ),
         recomputed=activations if again else 0.0,
         in_flight=received if again else activations,
     )
@@ -160,14 +167,18 @@ def _pairs_inside(count: int, pairs: Sequence[tuple[int, int]], values: Sequence
     return result
 
 
-def _most_over_ranges(per_layer: Sequence[float] | Floats) -> Floats:
-    """Entry [first, end] is the largest of layers first … end - 1; 0 where there are none."""
-    values = np.asarray(per_layer, dtype=np.float64)
-    count = len(values)
+def _fullest_over_ranges(needed: Floats, added: Floats) -> Floats:
+    """Entry [first, end] is the largest, over its layers k, of what layer k needs and layers
+    k … end - 1 have added; 0 where there are none."""
+    count = len(needed)
+    before = np.concatenate([[0.0], np.cumsum(added)])
+    rest = needed + (before[-1] - before[:-1])  # as if all layers above were in the range
     result = np.zeros((count, count + 1))
-    inside = np.triu(np.broadcast_to(values, (count, count)))
+    inside = np.triu(np.broadcast_to(rest, (count, count)))
     result[:, 1:] = np.maximum.accumulate(inside, axis=1)
-    return result
+    above = np.where(result > 0, before[-1] - before[None, :], 0.0)
+    fullest: Floats = result - above
+    return fullest
 
 
 def over_ranges(per_layer: Sequence[float] | Floats) -> Floats:

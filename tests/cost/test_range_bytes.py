@@ -55,6 +55,20 @@ def test_the_largest_workspace_of_a_range():
     assert np.isinf(fixed[1, 1])
 
 
+def test_what_layers_add_to_accumulators_is_held_until_backward_ends():
+    """Beside the workspace of the layer that runs: the last layer's is needed when little is
+    added, the first's when all is."""
+    layers = [
+        LayerFacts("l", gradient_bytes=2.0, workspace_bytes=Amount(0.0, size))
+        for size in (3.0, 1.0, 8.0)
+    ]
+    fixed = range_bytes(layers, Submesh(1), 1, "none").fixed
+    assert fixed[0, 3] == 6 + max(3 + 6, 1 + 4, 8 + 2)
+    assert fixed[0, 2] == 4 + max(3 + 4, 1 + 2)
+    assert fixed[1, 3] == 4 + max(1 + 4, 8 + 2)
+    assert fixed[2, 3] == 2 + 8 + 2
+
+
 def test_ranges():
     sums = over_ranges([1.0, np.inf, 2.0, 4.0])
     inf = np.inf

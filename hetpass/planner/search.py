@@ -129,6 +129,7 @@ def search(
             work.begin(m)
         work.solve()
     except KeyboardInterrupt:
+        work.keep_met()
         if not work.found:
             raise
         work.interrupted = True
@@ -189,6 +190,15 @@ class _Work:
             new = [p for p in problem.meet(count) if p.picks not in known]
             self.found += [_Found(problem.tables, p, problem.gap) for p in new]
             wanted -= len(new)
+
+    def keep_met(self) -> None:
+        """What the programs have met so far, if none was solved to its end."""
+        if not self.found:
+            self.found = [
+                _Found(problem.tables, p, problem.gap)
+                for problem in self.begun
+                for p in problem.found.values()
+            ]
 
     def _best_s(self) -> float:
         return min((problem.best_s for problem in self.begun), default=math.inf)

@@ -16,7 +16,7 @@ from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster, DeviceGroup, Link
 from hetpass.ir.facts import Amount, ProgramFacts
 from hetpass.planner.evaluate import evaluate
-from hetpass.planner.inter_op import inter_op
+from hetpass.planner.inter_op import InterOp, inter_op
 from hetpass.planner.search import SearchOptions, microbatch_numbers, search
 from tests.planner.inter_op_instances import random_tables
 from tests.planner.small_clusters import (
@@ -379,6 +379,22 @@ def test_an_interrupted_search_gives_the_best_so_far_and_says_so():
     whole = search(equal_layers(), cluster(), options)
     assert not whole.interrupted
     assert "interrupted" not in whole.plan.predictions
+
+
+def test_first_answers_are_kept_when_a_search_is_interrupted(monkeypatch):
+    first, seen = InterOp.first, []
+
+    def interrupt(problem, at_most_s=None):
+        seen.append(problem.tables.num_microbatches)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return first(problem, at_most_s)
+
+    monkeypatch.setattr(InterOp, "first", interrupt)
+    result = search(equal_layers(), cluster(), SearchOptions(tables=EXACT))
+    assert result.interrupted
+    assert result.plan.num_microbatches == seen[0]
+    assert result.gap > 0
 
 
 def test_an_interrupted_program_gives_the_best_so_far():

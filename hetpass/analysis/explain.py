@@ -59,7 +59,7 @@ def _schedule(plan: Plan) -> str:
     if all(count is None for count in counts):
         return plan.schedule
     held = ", ".join("-" if count is None else str(count) for count in counts)
-    return f"{plan.schedule} with at most {held} microbatches in flight per stage"
+    return f"{plan.schedule} with at most {held} in flight per stage"
 
 
 def _batch(layered: Layered) -> str:

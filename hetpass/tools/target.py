@@ -120,7 +120,7 @@ def _model(name: str, arguments: Namespace) -> Target:
     from hetpass.tools.models.steps import model_step
 
     model = model_step(name, arguments.batch, arguments.dtype)
-    note = f"{name}: {model.parameter_count / 1e9:.3g} billion parameters"
+    note = f"{name}: {model.parameter_count:,} parameters"
     return Target(name, model.step, (model.state, model.batch), note)
 
 

@@ -96,15 +96,17 @@ def validate(arguments: Namespace, terminal: Terminal) -> Answer:
     try:
         text, data = sort.read(path, arguments)
     except HetpassError as error:
-        raise type(error)(
-            error.code,
-            error.what,
-            where=error.where,
-            details=[*error.details, f"the file was read as {sort.words}: {because}"],
-            ways_out=error.ways_out,
-        ) from None
+        raise _with(error, f"the file was read as {sort.words}: {because}") from None
     return Answer(
         [f"{path}: {sort.words}, and legal", text], {"path": str(path), "kind": name, **data}
+    )
+
+
+def _with(error: HetpassError, detail: str) -> HetpassError:
+    """The same refusal with one more line."""
+    details = [*error.details, detail]
+    return type(error)(
+        error.code, error.what, where=error.where, details=details, ways_out=error.ways_out
     )
 
 
@@ -119,7 +121,11 @@ def _told(path: Path) -> tuple[str, str]:
         return named[1], f"its format is hetpass-{named[1]}"
     if path.suffix.lower() == ".toml":
         return "cluster", "it is TOML"
-    data = READER.load(path)
+    try:
+        data = READER.load(path)
+    except HetpassError as error:
+        known = ", ".join(sort.words for sort in SORTS.values())
+        raise _with(error, f"files that are known: {known}") from None
     keys = list(data) if isinstance(data, dict) else []
     for name, sort in SORTS.items():
         own = [key for key in sort.told_by if key in keys]

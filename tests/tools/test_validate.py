@@ -83,6 +83,14 @@ def test_a_cluster_in_toml(hetpass, cluster_file, tmp_path):
     assert "HP-CLUSTER-KEY" in said.err
 
 
+@pytest.mark.parametrize(("name", "code"), [("none.json", "FILE"), ("cut.json", "SYNTAX")])
+def test_a_file_that_cannot_be_told(hetpass, tmp_path, name, code):
+    (tmp_path / "cut.json").write_text('{"pipelines": [')
+    said = hetpass("validate", name)
+    assert f"-{code}]" in said.err
+    assert "files that are known: a plan, facts of a program, a profile, a measured" in said.err
+
+
 @pytest.mark.parametrize(
     ("text", "keys"), [('{"lr": 1, "steps": 2}', "'lr', 'steps'"), ("[1]", "no keys")]
 )

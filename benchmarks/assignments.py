@@ -3,6 +3,7 @@
     python benchmarks/assignments.py layers --count 100   # of layers of up to 40 equations
     python benchmarks/assignments.py gpt --count 6        # of a whole GPT block
     python benchmarks/assignments.py models               # solved ones: priced = compiled?
+    python benchmarks/assignments.py chained              # and what the solver's evaluator says?
     python benchmarks/assignments.py reshards             # all pairs on three meshes
 
 Virtual CPU devices. Results are added to `benchmarks/results/assignments.json`.
@@ -18,6 +19,9 @@ import platform
 import random
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,10 @@ from hetpass.ir.catalogue import find_kind
 from hetpass.ir.devices import Link
 from hetpass.ir.operation_graph import Mesh
 from hetpass.ir.plan import Plan
+from hetpass.planner.intra_op.boundary import boundary_table
+from hetpass.planner.intra_op.chain import chained
+from hetpass.planner.intra_op.evaluate import evaluate
+from hetpass.planner.intra_op.program import program
 from hetpass.planner.intra_op.setting import Setting
 from hetpass.planner.intra_op.solve import solve
 from hetpass.planner.schedule_choice import plan_schedule
@@ -161,22 +169,93 @@ def run_models(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def priced_and_compiled(plan: Plan, source: Any) -> dict[str, Any]:
+def run_chained(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The best assignment of the whole model on one stage, as plans have it: bytes by the solver's
+    own evaluator, as emitted, as compiled; of one microbatch, and of what happens once."""
+    rows = []
+    fast, slow = Link(1e-8, 1e11), Link(1e-8, 5e10)
+    for name in args.models.split(",") if args.models else STEPS:
+        source = layered(STEPS[name](), MICROBATCHES)
+        graphs = operation_graphs(source)
+        for mesh_name, axes in MODEL_MESHES.items():
+            linked = LinkedMesh(axes, (slow, fast)[2 - len(axes) :])
+            setting = Setting(linked, find_kind("cpu"), MICROBATCHES, alone=False)
+            tables = [boundary_table(program(graph, setting)) for graph in graphs]
+            chain = chained([t for t in tables if t is not None], source.layer_kinds)
+            own, priced = [], Counter[str]()
+            path = chain.path(0, source.num_layers)
+            for kind, states in zip(source.layer_kinds, path, strict=True):
+                own.append(chain.tables[kind].made.assignment(chain.tables[kind].choices(*states)))
+                found = evaluate(graphs[kind], setting, own[-1])
+                assert not found.violations
+                for key, c in found.collectives.items():
+                    priced[_key(*key)] += c.result_bytes
+            plan = assigned_plan(source, [("a", axes, None)])
+            (pipeline,) = plan.pipelines
+            stage = replace(pipeline.stages[0], assignments=tuple(own))
+            plan = replace(plan, pipelines=(replace(pipeline, stages=(stage,)),))
+            rows.append(
+                {"model": name, "mesh": mesh_name, **evaluated_and_emitted(plan, source, priced)}
+            )
+            say(
+                f"{name:<12} {mesh_name}: evaluated {rows[-1]['evaluated_bytes']:,.0f}, emitted "
+                f"{rows[-1]['emitted_bytes']:,.0f}, {rows[-1]['different_bytes']:,.0f} differ "
+                f"({rows[-1]['share']:.2%}); compiled: {rows[-1]['compiled_differ_bytes']:,.0f}"
+            )
+    return rows
+
+
+def _key(when: str, kind: str, axes: Sequence[str]) -> str:
+    return f"{when} {kind} {'x'.join(axes)}"
+
+
+def evaluated_and_emitted(plan: Plan, source: Any, priced: Counter[str]) -> dict[str, Any]:
+    emitted, reasons = Counter[str](), dict[str, list[str]]()
+    compiled_differ = 0.0
+    for executable in compiled_step(plan, source).executables:
+        own = executable.program
+        when = own.role if own.role in ("forward", "backward") else "once"
+        for e in own.emitted():
+            emitted[_key(when, e.kind, e.axes)] += e.result_bytes * e.count
+            line = f"{e.reason}: {e.count} of {e.result_bytes:,.0f} bytes"
+            reasons.setdefault(_key(when, e.kind, e.axes), []).append(line)
+        made = compiled_collectives(executable.call.as_text() or "", own.mesh)
+        for d in collective_differences(own.emitted(), made, own.mesh):
+            compiled_differ += d.difference_bytes
+    differ = {k: (priced[k], emitted[k]) for k in sorted({*priced, *emitted})}
+    differ = {k: v for k, v in differ.items() if abs(v[0] - v[1]) > 0.5}
+    total = sum(emitted.values())
+    different = sum(abs(one - other) for one, other in differ.values())
+    return {
+        "evaluated_bytes": sum(priced.values()),
+        "emitted_bytes": total,
+        "different_bytes": different,
+        "share": different / max(total, 1.0),
+        "compiled_differ_bytes": compiled_differ,
+        "differ": {k: {"bytes": v, "emitted for": reasons.get(k, [])} for k, v in differ.items()},
+    }
+
+
+def compiled_step(plan: Plan, source: Any) -> CompiledStep:
     staged = partition(source, plan)
     schedule = plan_schedule(plan, has_backward=True, num_microbatches=staged.num_microbatches)
-    compiled: CompiledStep = compile(staged, plan, {"a": jax.devices()}, schedule)
+    return compile(staged, plan, {"a": jax.devices()}, schedule)
+
+
+def priced_and_compiled(plan: Plan, source: Any) -> dict[str, Any]:
+    compiled = compiled_step(plan, source)
     priced = different = 0.0
     kinds: dict[str, float] = {}
     found = []
     for executable in compiled.executables:
-        program = executable.program
-        made = compiled_collectives(executable.call.as_text() or "", program.mesh)
-        for e in program.emitted():
+        own = executable.program
+        made = compiled_collectives(executable.call.as_text() or "", own.mesh)
+        for e in own.emitted():
             priced += e.result_bytes * e.count
             kinds[e.kind] = kinds.get(e.kind, 0.0) + e.count
-        for d in collective_differences(program.emitted(), made, program.mesh):
+        for d in collective_differences(own.emitted(), made, own.mesh):
             different += d.difference_bytes
-            found.append(f"{program.role} {program.phase}: {d}")
+            found.append(f"{own.role} {own.phase}: {d}")
     return {
         "priced_bytes": priced,
         "different_bytes": different,
@@ -209,7 +288,13 @@ def save(part: str, rows: list[dict[str, Any]], seconds: float) -> None:
     RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
 
 
-PARTS = {"layers": run_layers, "gpt": run_gpt, "models": run_models, "reshards": run_reshards}
+PARTS = {
+    "layers": run_layers,
+    "gpt": run_gpt,
+    "models": run_models,
+    "chained": run_chained,
+    "reshards": run_reshards,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

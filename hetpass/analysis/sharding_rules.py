@@ -26,21 +26,21 @@ SCALAR_BODIES = frozenset(
 """Primitives whose jaxprs combine two elements: no programs of their own."""
 
 _REPLACING_SCATTERS = ("scatter", "scatter-mul", "scatter-min", "scatter-max")
-_ADDING_SCATTERS = ("scatter-add", "scatter-sub")
+_RIGHT_AT_MANY_INDICES = ("scatter-add", "scatter-sub", "gather")
 
 
-def scatters_wrongly(eqn: JaxprEqn, num_devices: int = 32) -> bool:
-    """Whether it is a scatter that comes out wrong where what it scatters into is cut.
+def indexes_wrongly(eqn: JaxprEqn, num_devices: int = 32) -> bool:
+    """Whether it is a scatter or gather that is wrong where a dimension that it indexes is cut.
 
-    XLA (jaxlib 0.10 to 0.12, CPU) writes a scatter of one index as a slice and its update, reads
+    XLA (jaxlib 0.10 to 0.12, CPU) writes one of a single index as a slice and its update, reads
     outside of its part on the devices that do not hold the index, and fuses that read with the
     cut: `dynamic_slice(dynamic_slice(x, i), j)` becomes `dynamic_slice(x, i + j)`, which does not
-    clamp j. Those that add are right where a device has two indices or more.
+    clamp j. Gathers, and scatters that add, are right where a device has two indices or more.
 
     Args:
       num_devices: at most so many share the indices.
     """
-    if eqn.primitive.name in _ADDING_SCATTERS:
+    if eqn.primitive.name in _RIGHT_AT_MANY_INDICES:
         indices = eqn.invars[1].aval
         return indices.size < 2 * num_devices * max(1, indices.shape[-1])
     return eqn.primitive.name in _REPLACING_SCATTERS
@@ -110,15 +110,17 @@ def _module_rules(eqns: Sequence[JaxprEqn]) -> list[ShardingRule | None]:
             composed = _without_words(composed, eqn)
             if eqn.primitive.name == "conv_general_dilated":
                 composed = _convolution_rule(composed, eqn)
-            if scatters_wrongly(eqn):
-                composed = _scatter_rule(composed, eqn)
+            if indexes_wrongly(eqn):
+                composed = _indexing_rule(composed, eqn)
         rules.append(composed)
     return rules
 
 
-def _scatter_rule(rule: ShardingRule, eqn: JaxprEqn) -> ShardingRule:
-    """Dimensions that are scattered into stay whole."""
-    dims = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+def _indexing_rule(rule: ShardingRule, eqn: JaxprEqn) -> ShardingRule:
+    """Dimensions that are indexed stay whole."""
+    numbers = eqn.params["dimension_numbers"]
+    is_gather = eqn.primitive.name == "gather"
+    dims = numbers.start_index_map if is_gather else numbers.scatter_dims_to_operand_dims
     into = {factor for dim in dims for factor in rule.operands[0][dim]}
     return replace(rule, whole=rule.whole | into)
 

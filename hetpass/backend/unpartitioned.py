@@ -2,7 +2,7 @@
 
 Seen with jaxlib 0.10 to 0.12 on CPU; the numbers come out wrong without a word:
 
-  scatters: where a mesh axis cuts a dimension that is scattered into (`scatters_wrongly`);
+  scatters and gathers: where a mesh axis cuts a dimension that is indexed (`indexes_wrongly`);
   Fourier transforms: where one cuts a dimension that is transformed, the process ends on a failed
     check, or digits are lost;
   convolutions: batched over parts they are grouped, and a grouped convolution is wrong where a part
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from hetpass._jax import JaxprEqn, is_jaxpr, open_jaxpr
-from hetpass.analysis.sharding_rules import scatters_wrongly
+from hetpass.analysis.sharding_rules import indexes_wrongly
 from hetpass.backend.rewritten import bind
 
 Function = Callable[..., Sequence[Any]]
@@ -41,7 +41,7 @@ def bind_whole(eqn: JaxprEqn, operands: Sequence[Any], mesh: AbstractMesh) -> li
 
 
 def _is_wrong(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
-    return eqn.primitive.name == "fft" or scatters_wrongly(eqn, mesh.size)
+    return eqn.primitive.name == "fft" or indexes_wrongly(eqn, mesh.size)
 
 
 def _is_convolution(eqn: JaxprEqn) -> bool:

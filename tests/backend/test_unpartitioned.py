@@ -1,4 +1,4 @@
-"""Scatters into the features of an example, beside a matrix that a model axis cuts."""
+"""Features that are indexed, beside a matrix that a model axis cuts."""
 
 from __future__ import annotations
 
@@ -94,11 +94,31 @@ def unrolled(how: str, w: Any, b: Any) -> Any:
     return (x**2).mean()
 
 
+def sliced(how: str, w: Any, b: Any) -> Any:
+    """A window of features per example."""
+    x = jnp.tanh(b["x"] @ w)
+    part = jax.vmap(lambda row, k: jax.lax.dynamic_slice_in_dim(row, k, 3, axis=1))(x, b["i"])
+    return (jnp.tanh(x @ w) ** 2).mean() + (part**2).mean()
+
+
+def sliced_alike(how: str, w: Any, b: Any) -> Any:
+    """One window for all, which the parameters say; it may lie beyond the end."""
+    x = jnp.tanh(b["x"] @ w)
+    start = jnp.int32(w[0, 0] * 40)
+    part = jax.lax.dynamic_slice_in_dim(x, start, 3, axis=2)
+    x = jax.lax.dynamic_update_slice_in_dim(x, part + 1.0, start // 2, axis=2)
+    return (jnp.tanh(x @ w) ** 2).mean() + (part**2).mean()
+
+
 LOSSES = [in_scan, in_fori_loop, in_cond, in_checkpoint, unrolled]
 
 
 @pytest.mark.parametrize(
-    ("loss", "how"), [*itertools.product(LOSSES, ["multiply", "max", "set"]), (gathered, "")]
+    ("loss", "how"),
+    [
+        *itertools.product(LOSSES, ["multiply", "max", "set"]),
+        *((f, "") for f in (gathered, sliced, sliced_alike)),
+    ],
 )
 def test_anywhere_equals_jit_on_a_model_axis(loss: Any, how: str) -> None:
     """Also in loops that make partial sums, and with one example per microbatch or device."""

@@ -40,7 +40,7 @@ up to the second; an answer is sought so far above it, then twice as far, and so
 _PATHS = 8
 """Pipelines that are taken from one answer: the best, and the best that begin otherwise."""
 
-_LOOSER, _SOON = (1.05, 1.15, 1.5, math.inf), 100_000
+_LOOSER, _SOON = (1.003, 1.01, 1.05, 1.15, 1.5, math.inf), 100_000
 """Bounds beyond the best load that further pipelines are sought under, and edges at most."""
 
 Progress = Callable[[int, float], None]

@@ -180,16 +180,20 @@ class _Work:
         self._meet_others()
 
     def _meet_others(self) -> None:
-        """What the winner should be held against, where the programs met too few others."""
-        wanted = self.options.judged - len(self.found)
+        """What the best should be held against: as many as are judged of its own problem, and more
+        of others where there are too few."""
+        judged = self.options.judged
+        for problem in sorted(self.begun, key=lambda p: (p.best_s, p.least_s))[:1]:
+            self._meet(problem, judged)
         for problem in sorted(self.begun, key=lambda p: (p.bounds > 0, p.least_s)):
-            if wanted <= 0:
-                break
-            known = {f.priced.picks for f in self.found if f.tables is problem.tables}
-            count = 1 if problem.best is None else len(known) + wanted
-            new = [p for p in problem.meet(count) if p.picks not in known]
-            self.found += [_Found(problem.tables, p, problem.gap) for p in new]
-            wanted -= len(new)
+            missing = judged - len(self.found)
+            if missing > 0:
+                self._meet(problem, 1 if problem.best is None else len(problem.found) + missing)
+
+    def _meet(self, problem: InterOp, count: int) -> None:
+        known = {f.priced.picks for f in self.found if f.tables is problem.tables}
+        new = [p for p in problem.meet(count) if p.picks not in known]
+        self.found += [_Found(problem.tables, p, problem.gap) for p in new]
 
     def keep_met(self) -> None:
         """What the programs have met so far, if none was solved to its end."""

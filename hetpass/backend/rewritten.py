@@ -2,7 +2,9 @@
 
 Pads are the business of `backend/pads`. A Fourier transform (jaxlib 0.10 to 0.12, CPU) ends in a
 failed check where what it reads or makes is not laid out row by row, which layout assignment does
-to it when collectives stand next to it; so its layouts are said.
+to it when collectives stand next to it; so its layouts are said. A slice whose start may lie outside
+of what it slices is clamped, until XLA fuses it with a slice of its result, as cuts make them:
+`dynamic_slice(dynamic_slice(x, i), j)` becomes `dynamic_slice(x, i + j)`. So starts are clamped.
 
 What cannot be said in other words is kept from the partitioner: `backend/unpartitioned`.
 """
@@ -13,6 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from hetpass import _jax
@@ -25,6 +29,8 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     if pads.is_mistaken(eqn):
         operand, fill = operands
         return [pads.pad(operand, fill, eqn.params["padding_config"])]
+    if eqn.primitive.name in _STARTS:
+        return _jax.bind_equation(eqn, _STARTS[eqn.primitive.name](eqn, operands))
     if eqn.primitive.name == "fft":
         return [row_by_row(r) for r in _jax.bind_equation(eqn, [row_by_row(v) for v in operands])]
     return _jax.bind_equation(_without(eqn), operands)
@@ -35,8 +41,47 @@ def row_by_row(value: Any) -> Any:
     return with_layout_constraint(value, Layout(tuple(range(value.ndim))))
 
 
+def _sliced(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Operands of `dynamic_slice` (x, starts…), with starts within x."""
+    operand, *starts = operands
+    return [operand, *_within(starts, operand.shape, eqn.params["slice_sizes"])]
+
+
+def _updated(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Operands of `dynamic_update_slice` (x, update, starts…)."""
+    operand, update, *starts = operands
+    return [operand, update, *_within(starts, operand.shape, update.shape)]
+
+
+def _gathered(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Operands of `gather` (x, indices), which XLA clamps in every mode."""
+    operand, indices = operands
+    dims = eqn.params["dimension_numbers"].start_index_map
+    last = [operand.shape[d] - eqn.params["slice_sizes"][d] for d in dims]
+    if eqn.params["mode"] != jax.lax.GatherScatterMode.CLIP:
+        return [operand, indices]
+    return [operand, _clamped(indices, last)]
+
+
+def _within(starts: Sequence[Any], whole: Sequence[int], part: Sequence[int]) -> list[Any]:
+    """Starts of parts that lie within the whole; constants, as after tracing, are there already."""
+    return [
+        _clamped(start, size - taken) if isinstance(start, jax.Array) else start
+        for start, size, taken in zip(starts, whole, part, strict=True)
+    ]
+
+
+def _clamped(starts: Any, last: Any) -> Any:
+    """Starts from 0 to `last`, or as far as their type counts."""
+    most = np.minimum(last, np.iinfo(starts.dtype).max).astype(starts.dtype)
+    return jnp.clip(starts, np.zeros_like(most), most)
+
+
+_STARTS = {"dynamic_slice": _sliced, "dynamic_update_slice": _updated, "gather": _gathered}
+
+
 def _is_rewritten(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "fft" or pads.is_mistaken(eqn)
+    return eqn.primitive.name in ("fft", *_STARTS) or pads.is_mistaken(eqn)
 
 
 def _holds_rewritten(jaxpr: Jaxpr) -> bool:

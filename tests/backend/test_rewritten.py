@@ -1,4 +1,4 @@
-"""Fourier transforms next to collectives."""
+"""Fourier transforms next to collectives; starts of slices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import hetpass as hp
+from hetpass._jax import Literal
+from hetpass.backend.rewritten import bind
 from tests.equality import differences
 
 
@@ -55,3 +57,30 @@ def test_equals_jit_on_every_mesh(transform: Any, sharding: Any) -> None:
     for mesh in ("data=4,model=1", "data=1,model=4", "data=2,model=2"):
         compiled = traced.with_plan(f"a({mesh}): 0-{last}").compile()
         assert differences(compiled(params, batch), expected) == [], mesh
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int32])
+@pytest.mark.parametrize("start", [-100, -1, 0, 3, 120])
+def test_starts_are_clamped_as_xla_does_it(dtype: Any, start: int) -> None:
+    start_array = jnp.asarray(start, jnp.int32).astype(dtype)
+    x = jnp.arange(300.0).reshape(2, 150)
+
+    def slices(x: Any, i: Any) -> Any:
+        part = jax.lax.dynamic_slice(x, (jnp.zeros_like(i), i), (2, 40))
+        x = jax.lax.dynamic_update_slice(x, part * 2, (i, i))
+        rows = jax.vmap(lambda r: jax.lax.dynamic_slice(r, (i,), (145,)))(x)
+        return part, x, rows
+
+    jaxpr = jax.make_jaxpr(slices)(x, start_array)
+
+    def rewritten(*arguments: Any) -> Any:
+        values = dict(zip(jaxpr.jaxpr.invars, arguments, strict=True))
+        for eqn in jaxpr.jaxpr.eqns:
+            operands = [a.val if isinstance(a, Literal) else values[a] for a in eqn.invars]
+            values.update(zip(eqn.outvars, bind(eqn, operands), strict=True))
+        return tuple(values[v] for v in jaxpr.jaxpr.outvars)
+
+    for found, known in zip(
+        jax.jit(rewritten)(x, start_array), slices(x, start_array), strict=True
+    ):
+        np.testing.assert_array_equal(found, known)

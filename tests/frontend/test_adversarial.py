@@ -302,7 +302,8 @@ def sums_that_start_at_captured_zeros(p: Any, b: Any) -> Any:
 
     (h, total, table), _ = lax.scan(layer, (b["x"], _ZERO, _ZEROS), p["square"])
     counts = jnp.asarray(_ZEROS[0]).at[b["y"]].add((h**2).mean(1))
-    return (h**2).mean() + total * 0.01 + (table * 0.1).mean() + (counts * 0.1).sum(), (table, counts)
+    value = (h**2).mean() + total * 0.01 + (table * 0.1).mean() + (counts * 0.1).sum()
+    return value, (table, counts)
 
 
 @equal

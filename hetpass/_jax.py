@@ -121,6 +121,23 @@ def with_name_prefix(eqn: JaxprEqn, caller: JaxprEqn) -> JaxprEqn:
     return eqn.replace(source_info=info)
 
 
+def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """What an operation of a higher order (`searchsorted` and others since 0.12) stands for.
+
+    None for any other equation. Its equations have the place of the operation.
+    """
+    if eqn.primitive.name != "call_hi_primitive":
+        return None
+    operation = eqn.params["_prim"]
+
+    def run(*operands: Any) -> list[Any]:
+        return jax.tree.leaves(operation.expand(*jax.tree.unflatten(operation.in_tree, operands)))
+
+    closed = jax.make_jaxpr(run)(*(atom.aval for atom in eqn.invars))
+    eqns = [inner.replace(source_info=eqn.source_info) for inner in closed.jaxpr.eqns]
+    return closed.replace(jaxpr=closed.jaxpr.replace(eqns=eqns))
+
+
 def with_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
     """The equation with one more, innermost name on its stack: a mark that survives rewriting."""
     info = eqn.source_info

@@ -45,6 +45,7 @@ from hetpass.planner.intra_op.assigned_plan import with_assignments
 from hetpass.planner.intra_op.stage_tables import (
     IntraOpOptions,
     LayerGraphs,
+    SolvedTables,
     intra_op_tables,
 )
 from hetpass.planner.judge import AUTO, FAMILY, least_s
@@ -305,22 +306,32 @@ class Passes:
 
     def _solved(
         self, step: Summarized, cluster: Cluster, wanted: Wanted, count: int
-    ) -> tuple[Plan, SearchResult]:
+    ) -> tuple[Plan, SearchResult | None]:
         """Stages by the costs of solved shardings, and the shardings that they came from."""
         layered = step.layered
-        graphs = self._run("graphs", lambda: operation_graphs(layered))
-        layers = LayerGraphs(graphs, layered.layer_kinds)
-        options = IntraOpOptions(assumed=ASSUMED)
-        solved = self._run(
-            "shard",
-            lambda: intra_op_tables(layers, step.facts, cluster, count, options, self._sharded),
-        )
+        solved = self._solved_tables(step, cluster, count)
+        if wanted.planner is not None:
+            found, _ = self._search(step, cluster, wanted, (count,))
+            return with_assignments(found, solved), None
         wish = search_options(wanted, (count,))
         result = self._run(
             "plan",
             lambda: search(step.facts, cluster, wish, lambda _: solved.costs, self.progress),
         )
         return with_assignments(_open(result.plan, wanted, layered), solved), result
+
+    def _solved_tables(self, step: Summarized, cluster: Cluster, count: int) -> SolvedTables:
+        graphs = self._run("graphs", lambda: operation_graphs(step.layered))
+        layers = LayerGraphs(graphs, step.layered.layer_kinds)
+        options = IntraOpOptions(assumed=ASSUMED)
+        return self._run(
+            "shard",
+            lambda: intra_op_tables(layers, step.facts, cluster, count, options, self._sharded),
+        )
+
+    def assigned(self, step: Summarized, plan: Plan, cluster: Cluster) -> Plan:
+        """The plan's stages, with solved shardings for every operation."""
+        return with_assignments(plan, self._solved_tables(step, cluster, plan.num_microbatches))
 
     def _sharded(self, done: int, of: int) -> None:
         self._tell(f"solving shardings: {done} of {counted(of, 'mesh')} done")

@@ -245,6 +245,8 @@ class Traced:
 
         Args:
           plan: a `Plan`, or one line of text: `"fast[4](data=2,model=2): 0-13 | slow: 14-24"`.
+            With `Options(sharding="solved")` shardings are solved for the stages of a text; a
+            `Plan` keeps those that it has.
           num_microbatches: for a plan in text; a `Plan` has its own.
 
         Raises:
@@ -263,6 +265,9 @@ class Traced:
                 schedule=settings.schedule,
             )
             plan = replace(plan, fingerprint=found.facts.fingerprint)
+            if wanted.sharding == "solved":
+                plan = settings.passes.assigned(found, plan, self.cluster)
+                found = replace(found, notes=(*found.notes, *_unsolved(plan)))
         plan.check(
             self.cluster,
             found.layered.num_layers,
@@ -300,6 +305,18 @@ class Traced:
         equations, size = len(self.program.jaxpr.eqns), self.program.batch_size
         batch = "no batch" if size is None else f"batch {size}"
         return f"<Traced {self.program.name}: {counted(equations, 'equation')}, {batch}>"
+
+
+def _unsolved(plan: Plan) -> list[str]:
+    """What is to be told of stages whose meshes no shardings were solved for."""
+    return [
+        f"stage {number}: shardings are not solved for a mesh of "
+        + ",".join(f"{axis}={size}" for axis, size in stage.replicas[0].mesh)
+        + "; it is sharded by the names of its axes"
+        for pipeline in plan.pipelines
+        for number, stage in enumerate(pipeline.stages)
+        if not stage.assignments
+    ]
 
 
 @dataclass(frozen=True, repr=False)

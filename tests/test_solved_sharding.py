@@ -50,3 +50,37 @@ def test_an_unknown_sharding_is_refused() -> None:
         hp.Options(sharding="guessed")  # type: ignore[arg-type]
     assert caught.value.code == "HP-TRACE-OPTION"
     assert '"solved"' in caught.value.ways_out
+
+
+def test_written_stages_and_those_of_a_baseline_get_shardings(planned: hp.Planned) -> None:
+    traced, last = planned.traced, planned.num_layers - 1
+    written = traced.with_plan(f"fast(data=2,model=2): 0-1 | slow: 2-{last}")
+    stages = written.plan.pipelines[0].stages
+    assert [(s.first_layer, s.last_layer) for s in stages] == [(0, 1), (2, last)]
+    assert all(len(s.assignments) == s.last_layer - s.first_layer + 1 for s in stages)
+    state, batch = GPT.state(), next(GPT.batches())
+    expected = jax.jit(GPT.step)(state, batch)
+    assert differences(written.compile()(state, batch), expected) == []
+    even = hp.het_parallelize(
+        GPT.step,
+        cluster=traced.cluster,
+        num_microbatches=2,
+        plan="even",
+        options=hp.Options(sharding="solved"),
+    ).trace(GPT.state(), next(GPT.batches()))
+    plain = hp.het_parallelize(
+        GPT.step, cluster=traced.cluster, num_microbatches=2, plan="even"
+    ).trace(GPT.state(), next(GPT.batches()))
+    solved_stages = even.plan().plan.pipelines[0].stages
+    assert any(stage.assignments for stage in solved_stages)
+    assert [(s.first_layer, s.last_layer) for s in solved_stages] == [
+        (s.first_layer, s.last_layer) for s in plain.plan().plan.pipelines[0].stages
+    ]
+
+
+def test_stages_that_shardings_are_not_solved_for_are_told(planned: hp.Planned) -> None:
+    last = planned.num_layers - 1
+    written = planned.traced.with_plan(f"fast[2](data=1,model=2): 0-1 | slow: 2-{last}")
+    (note,) = [n for n in written.notes if "not solved" in n]
+    assert note.startswith("stage 0")
+    assert "model" in note

@@ -2,8 +2,8 @@
 
 Pads are the business of `backend/pads`. A Fourier transform (jaxlib 0.10 to 0.12, CPU) ends in a
 failed check where what it reads or makes is not laid out row by row, which layout assignment does
-to it when collectives stand next to it; so its layouts are said. A slice whose start may lie outside
-of what it slices is clamped, until XLA fuses it with a slice of its result, as cuts make them:
+to it when collectives stand next to it; so its layouts are said. A slice whose start may lie beyond
+what it slices is clamped, until XLA fuses it with a slice of its result, as cuts make them:
 `dynamic_slice(dynamic_slice(x, i), j)` becomes `dynamic_slice(x, i + j)`. So starts are clamped.
 
 What cannot be said in other words is kept from the partitioner: `backend/unpartitioned`.

@@ -77,7 +77,7 @@ def called_jaxpr(eqn: JaxprEqn) -> Any | None:
     for name in _CALLS.get(eqn.primitive.name, ()):
         if name in eqn.params and _jax.is_jaxpr(eqn.params[name]):
             return eqn.params[name]
-    return None
+    return _jax.expanded(eqn)
 
 
 def _called(eqn: JaxprEqn, operands: list[Atom]) -> tuple[Any | None, list[Atom]]:

@@ -239,6 +239,8 @@ class Plan:
         share = batch_size // count
         for p, pipeline in enumerate(self.pipelines):
             for s, stage in enumerate(pipeline.stages):
+                if stage.assignments:
+                    continue  # its axes cut what its assignments say, examples or not
                 ways = sum(replica.axis_size("data") for replica in stage.replicas)
                 if len(stage.replicas) == 1 and share % ways:
                     READER.refuse(

@@ -69,7 +69,7 @@ def test_where_nothing_fits_the_least_is_held_and_said():
     found = chosen(plan("a b c", "auto"), prices, limits_bytes=(3.0, 3.0, 3.0))
     assert found.plan.schedule == "1f1b"
     assert "memory may not suffice" in found.notes[0]
-    assert "lane 0 needs 5 bytes and has 3" in found.notes[0]
+    assert "lane 0 needs 5 B and has 3 B" in found.notes[0]
 
 
 def test_h_1f1b_becomes_counts():

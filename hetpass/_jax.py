@@ -7,8 +7,11 @@ to, not including, 0.13.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -67,9 +70,20 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, (Jaxpr, ClosedJaxpr))
 
 
+_INSTALLED = re.compile(
+    r"[/\\](site|dist)-packages[/\\]|" + re.escape(str(Path(__file__).parent) + os.sep)
+)
+
+
 def user_frame(eqn: JaxprEqn) -> str:
-    """`file:line (function)` of the user's own code that made the equation; may be empty."""
-    return str(_source_info_util.summarize(eqn.source_info))
+    """`file:line:column (function)` of the user's own code that made the equation; may be empty.
+
+    That is the innermost frame outside of JAX, hetpass and installed packages (a loss of optax is
+    named by the line that calls it), or outside of JAX where there is no other.
+    """
+    frames = list(_source_info_util.user_frames(eqn.source_info.traceback))
+    own = [f for f in frames if not _INSTALLED.search(f.file_name)] or frames
+    return str(_source_info_util._summarize_frame(own[0])) if own else ""
 
 
 def name_stack(eqn: JaxprEqn) -> str:
@@ -116,7 +130,7 @@ def with_name_prefix(eqn: JaxprEqn, caller: JaxprEqn) -> JaxprEqn:
     outer = caller.source_info.name_stack
     inner = eqn.source_info.name_stack
     info = eqn.source_info.replace(name_stack=outer + inner)
-    if not user_frame(eqn):
+    if _source_info_util.user_frame(eqn.source_info.traceback) is None:
         info = info.replace(traceback=caller.source_info.traceback)
     return eqn.replace(source_info=info)
 

@@ -170,10 +170,28 @@ def probe_ways_out(traced: Traced) -> list[str]:
             _ONE,
         ]
     return [
+        *_by_example(traced),
         "write the step for any number of examples: take sizes from x.shape, not from constants",
         "no equations per example (a Python loop over the batch, lax.associative_scan): "
         "jnp on all of them at once, or jax.lax.map",
         _ONE,
+    ]
+
+
+def _by_example(traced: Traced) -> list[str]:
+    """State that has as many rows as there are examples (a cache, a hidden state) may be theirs."""
+    rows = [
+        leaf.path
+        for leaf in traced.inputs
+        if leaf.argnum is not None
+        and leaf.batch_dim is None
+        and leaf.aval.shape[:1]
+        and leaf.aval.shape[0] == traced.batch_size
+    ]
+    return [
+        f"if {path} holds a row per example, so that it grows with the batch: "
+        f"hp.Options(batch_axes={{{path!r}: 0}})"
+        for path in rows[:3]
     ]
 
 

@@ -7,14 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax import lax
 
+import hetpass as hp
 from hetpass.errors import SplitError
 from hetpass.frontend.microbatch import SplitOptions, split
 from hetpass.frontend.trace import trace
 from hetpass.ir.verify import verify
-from tests.equality import assert_equal
+from tests.equality import assert_equal, differences
 from tests.frontend.evaluate import evaluate
 
 B, D, M = 8, 8, 4
@@ -408,3 +410,36 @@ def test_ways_out_work(name: str) -> None:
     verify(program)
     actual = jax.tree.unflatten(program.traced.out_tree, evaluate(program, args, compiled=True))
     assert_equal(actual, jax.jit(step)(*args))
+
+
+def test_the_place_is_the_users_line_not_one_of_an_installed_library() -> None:
+    def step(params: Any, batch: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return (jnp.tanh(batch @ params) ** 2).mean()
+
+        grads = jax.grad(loss)(params)
+        norm = optax.global_norm(grads)
+        return params - jax.grad(loss)(params + grads / norm)
+
+    with pytest.raises(hp.HetpassError) as caught:
+        hp.het_parallelize(step, cluster=hp.Cluster.emulated({"a": 2}), num_microbatches=2).trace(
+            jnp.ones((6, 6)), jnp.ones((4, 6))
+        ).plan()
+    assert __file__ in caught.value.where
+
+
+def test_state_with_a_row_per_example_is_named_with_its_way_out() -> None:
+    def step(state: Any, batch: Any) -> Any:
+        hidden = jnp.tanh(batch @ state["w"] + state["h"])
+        return {"w": state["w"], "h": hidden}, hidden.mean()
+
+    state, batch = {"w": jnp.ones((6, 6)), "h": jnp.ones((4, 6))}, jnp.ones((4, 6))
+    cluster = hp.Cluster.emulated({"a": 2})
+    with pytest.raises(hp.HetpassError) as caught:
+        hp.het_parallelize(step, cluster=cluster, num_microbatches=2).trace(state, batch).plan()
+    (way,) = [w for w in caught.value.ways_out if "batch_axes" in w]
+    options = eval(way[way.index("hp.Options(") :])
+    parallel = hp.het_parallelize(
+        step, cluster=cluster, num_microbatches=2, options=options, donate_argnums=()
+    )
+    assert differences(parallel(state, batch), jax.jit(step)(state, batch)) == []

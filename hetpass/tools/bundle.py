@@ -14,6 +14,7 @@ from hetpass.errors import FactsError, HetpassError, ToolError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
+from hetpass.ir.quantities import counted
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,17 @@ def read_bundle(arguments: Namespace, plan: str | None = None) -> Bundle:
             cluster=cluster,
             num_layers=facts.num_layers,
             num_microbatches=arguments.microbatches or 8,
+        )
+    elif arguments.microbatches not in (None, loaded.num_microbatches):
+        raise ToolError(
+            "HP-TOOL-ARGUMENTS",
+            f"{text} is a plan of {counted(loaded.num_microbatches, 'microbatch')}",
+            where=f"--microbatches {arguments.microbatches}",
+            ways_out=[
+                "a plan in one line, which may have any number: "
+                f'"{loaded.to_text()}" --facts {chosen[0]} --cluster {chosen[1]}',
+                "hetpass plan STEP --microbatches M plans for another number",
+            ],
         )
     loaded.check(cluster, facts.num_layers, facts.fingerprint, facts.batch_size)
     return Bundle(path.stem if is_file else text, loaded, facts, cluster)

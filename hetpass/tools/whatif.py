@@ -22,6 +22,7 @@ from hetpass.planner.what_if import (
     RemoveGroup,
     ReplaceGroup,
     SetLink,
+    WhatIf,
     what_if,
 )
 from hetpass.tools.answer import Answer, Command
@@ -65,7 +66,18 @@ def whatif(arguments: Namespace, terminal: Terminal) -> Answer:
         "after": _data(found.after),
         "speedup": found.speedup if math.isfinite(found.speedup) else None,
     }
-    return Answer([str(found)], data)
+    return Answer([str(found), *_unpriced(prices, found)], data)
+
+
+def _unpriced(prices: Prices, found: WhatIf) -> list[str]:
+    """Why money is not told, where prices are given and some are missing."""
+    groups = [g for side in (found.before, found.after) for g in side.cluster.groups]
+    known = prices.per_device_hour
+    missing = {g.kind.name for g in groups if g.name not in known and g.kind.name not in known}
+    if not known or not missing:
+        return []
+    flags = " ".join(f"--price {kind}=AMOUNT" for kind in sorted(missing))
+    return [f"money is told where every group has a price; missing: {flags}"]
 
 
 def _data(outcome: Outcome) -> dict[str, Any]:

@@ -113,6 +113,7 @@ def test_refusals_are_told_and_not_traced(hetpass, saved, tmp_path):
         ("plot p.json -o folder/none/x.png", "HP-TOOL-WRITE"),
         ("trace p.json -o folder/none/x.json", "HP-TOOL-WRITE"),
         ("simulate p.json --schedule nope", "HP-SCHEDULE-UNKNOWN"),
+        ("simulate p.json --microbatches 7", "HP-TOOL-ARGUMENTS"),
         ("cluster show folder", "HP-CLUSTER-FILE"),
         ("devices Z9", "HP-CLUSTER-KIND"),
         ("bench --on nope", "HP-TOOL-CLUSTER"),

@@ -17,6 +17,12 @@ def test_more_devices_are_faster_and_priced(hetpass, saved):
     assert data["after"]["price_per_hour"] == pytest.approx(8 * 0.5 + 2 * 0.1)
 
 
+def test_a_price_that_is_missing_is_named(hetpass, saved):
+    said = hetpass("whatif", str(saved), "--add", "more=cpux4", "--price", "cpu=0.5")
+    assert said.code == 0, said.err
+    assert "--price cpu x0.5=AMOUNT" in said.out
+
+
 def test_groups_and_links_change(hetpass, saved):
     line = (
         "whatif",

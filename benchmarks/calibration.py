@@ -153,7 +153,7 @@ def errors(rows: list[dict[str, Any]], name: str) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8)
     results = run(parser.parse_args().steps)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"{'plan':<14}{'stage':>6}{'F ms':>9}{'said':>9}{'B ms':>9}{'said':>9}")

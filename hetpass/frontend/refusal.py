@@ -165,6 +165,7 @@ def probe_ways_out(traced: Traced) -> list[str]:
         ]
     if traced.probe_function == "prod":
         return [
+            "of a metric that is not differentiated: jnp.prod(jax.lax.stop_gradient(x))",
             "jnp.exp(jnp.log(x).sum()) for positive x, or the sum of the logarithms as the loss: "
             "the gradient of a product is another program for every number of factors",
             _ONE,

@@ -443,3 +443,24 @@ def test_state_with_a_row_per_example_is_named_with_its_way_out() -> None:
         step, cluster=cluster, num_microbatches=2, options=options, donate_argnums=()
     )
     assert differences(parallel(state, batch), jax.jit(step)(state, batch)) == []
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_product_as_a_metric_wants_its_gradient_stopped(stopped: bool) -> None:
+    def step(params: Any, batch: Any) -> Any:
+        def loss(params: Any) -> Any:
+            each = jax.nn.sigmoid(batch @ params).mean(axis=1)
+            return each.mean(), jnp.prod(jax.lax.stop_gradient(each) if stopped else each)
+
+        (value, product), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return params - grads, value, product
+
+    params, batch = jnp.eye(6), jnp.linspace(-1, 1, 24).reshape(4, 6)
+    parallel = hp.het_parallelize(
+        step, cluster=hp.Cluster.emulated({"a": 2}), num_microbatches=2, donate_argnums=()
+    )
+    if stopped:
+        assert differences(parallel(params, batch), jax.jit(step)(params, batch)) == []
+    else:
+        with pytest.raises(SplitError, match="stop_gradient"):
+            parallel(params, batch)

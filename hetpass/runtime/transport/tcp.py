@@ -127,21 +127,28 @@ class TcpTransport:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            place = self._met(connection)
+            if place is None:
+                return
+            self._open.append(connection)
+            if not self._closing.is_set():  # else `close` may not have seen this one
+                self._read(connection, place)
+
+    def _met(self, connection: socket.socket) -> int | None:
+        """The place of who has connected; None if it does not know the token."""
         try:
             connection.settimeout(_HANDSHAKE_S)
             nonce = secrets.token_bytes(_NONCE_BYTES)
             connection.sendall(nonce)
             place, proof = _HELLO.unpack(_received(connection, _HELLO.size))
             if not hmac.compare_digest(proof, self._proof(nonce, place)):
-                connection.close()
-                return
+                return None
             connection.sendall(self._proof(nonce, self._place))
+            connection.settimeout(None)
         except (OSError, EOFError):
-            connection.close()
-            return
-        connection.settimeout(None)
-        self._open.append(connection)
-        self._read(connection, place)
+            return None
+        return int(place)
 
     # -- reading ------------------------------------------------------------------------------
 

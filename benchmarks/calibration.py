@@ -109,7 +109,9 @@ def run(steps: int) -> dict[str, Any]:
     """All plans: a row per stage."""
     target = make_target()
     cluster = hp.Cluster.emulated({f"g{i}": 1 for i in range(3)})
-    names = argparse.Namespace(microbatches=MICROBATCHES, schedule=None, per_microbatch=False)
+    names = argparse.Namespace(
+        microbatches=MICROBATCHES, schedule=None, per_microbatch=False, sharding=None
+    )
     devices = measure_devices(jax.devices())
     profile = replace(devices, layers=measure_layers(target, names, print))
     rows = []

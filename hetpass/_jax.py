@@ -70,6 +70,19 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, (Jaxpr, ClosedJaxpr))
 
 
+def nested_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
+    """The jaxprs among an equation's parameters, open: bodies, branches, what combines elements."""
+    values = (v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,)))
+    return [open_jaxpr(value)[0] for value in values if is_jaxpr(value)]
+
+
+def holds(eqn: JaxprEqn, is_such: Callable[[JaxprEqn], bool]) -> bool:
+    """Whether it is such an equation, or has one inside."""
+    return is_such(eqn) or any(
+        holds(inner, is_such) for jaxpr in nested_jaxprs(eqn) for inner in jaxpr.eqns
+    )
+
+
 _INSTALLED = re.compile(
     r"[/\\](site|dist)-packages[/\\]|" + re.escape(str(Path(__file__).parent) + os.sep)
 )

@@ -50,8 +50,7 @@ def holds_program(eqn: JaxprEqn) -> bool:
     """Whether the equation runs other equations: a loop, a branch, a call."""
     if eqn.primitive.name in SCALAR_BODIES:
         return False
-    values = (v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,)))
-    return any(map(_jax.is_jaxpr, values))
+    return bool(_jax.nested_jaxprs(eqn))
 
 
 def sharding_rules(eqns: Sequence[JaxprEqn]) -> tuple[ShardingRule | None, ...]:

@@ -85,19 +85,11 @@ def _is_rewritten(eqn: JaxprEqn) -> bool:
 
 
 def _holds_rewritten(jaxpr: Jaxpr) -> bool:
-    return any(
-        _is_rewritten(eqn) or any(_holds_rewritten(inner) for inner in _nested(eqn))
-        for eqn in jaxpr.eqns
-    )
-
-
-def _nested(eqn: JaxprEqn) -> list[Jaxpr]:
-    values = (v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,)))
-    return [_jax.open_jaxpr(value)[0] for value in values if _jax.is_jaxpr(value)]
+    return any(_jax.holds(eqn, _is_rewritten) for eqn in jaxpr.eqns)
 
 
 def _without(eqn: JaxprEqn) -> JaxprEqn:
-    if not any(_holds_rewritten(inner) for inner in _nested(eqn)):
+    if not any(_holds_rewritten(inner) for inner in _jax.nested_jaxprs(eqn)):
         return eqn
     params = {
         name: tuple(map(_rewritten, p)) if isinstance(p, tuple) else _rewritten(p)

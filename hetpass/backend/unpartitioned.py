@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from hetpass._jax import JaxprEqn, is_jaxpr, open_jaxpr
+from hetpass._jax import JaxprEqn, holds
 from hetpass.analysis.sharding_rules import indexes_wrongly
 from hetpass.backend.rewritten import bind
 
@@ -30,12 +30,12 @@ Function = Callable[..., Sequence[Any]]
 
 def wrong_when_batched(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
     """Whether it may be wrong once `vmap` has added a dimension that an axis cuts."""
-    return _holds(eqn, lambda e: _is_convolution(e) or _is_wrong(e, mesh))
+    return holds(eqn, lambda e: _is_convolution(e) or _is_wrong(e, mesh))
 
 
 def bind_whole(eqn: JaxprEqn, operands: Sequence[Any], mesh: AbstractMesh) -> list[Any]:
     """`bind`, but every device runs it whole where cuts of its operands may make it wrong."""
-    if mesh.size > 1 and _holds(eqn, lambda e: _is_wrong(e, mesh)):
+    if mesh.size > 1 and holds(eqn, lambda e: _is_wrong(e, mesh)):
         return list(everywhere(lambda *values: bind(eqn, values), mesh)(*operands))
     return bind(eqn, operands)
 
@@ -46,15 +46,6 @@ def _is_wrong(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
 
 def _is_convolution(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "conv_general_dilated"
-
-
-def _holds(eqn: JaxprEqn, is_wrong: Callable[[JaxprEqn], bool]) -> bool:
-    """Whether it is such an equation, or has one inside."""
-    if is_wrong(eqn):
-        return True
-    values = (v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,)))
-    jaxprs = (open_jaxpr(value)[0] for value in values if is_jaxpr(value))
-    return any(_holds(inner, is_wrong) for jaxpr in jaxprs for inner in jaxpr.eqns)
 
 
 def everywhere(function: Function, mesh: AbstractMesh) -> Function:

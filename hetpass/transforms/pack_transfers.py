@@ -136,9 +136,10 @@ def _rewritten(staged: Staged, slots: list[Slot], packs: Sequence[_Pack]) -> Sta
 def _freed_last(fragments: Sequence[Fragment], arrivals: set[int]) -> list[Fragment]:
     """Of the fragments, in order of time, that read a part of a joined array, the last frees it."""
     found: list[Fragment] = []
+    freed: set[int] = set()
     for fragment in reversed(fragments):
-        early = {slot for later in found for slot in later.frees} & arrivals
-        frees = tuple(slot for slot in fragment.frees if slot not in early)
+        frees = tuple(slot for slot in fragment.frees if slot not in freed)
+        freed.update(arrivals.intersection(frees))
         found.append(replace(fragment, frees=frees))
     return found[::-1]
 

@@ -14,6 +14,20 @@ import hetpass as hp
 from tests.equality import differences
 
 
+def check(step: Any, params: Any, batch: Any) -> None:
+    """On meshes with a model axis, also with one example per microbatch or device."""
+    expected = jax.jit(step)(params, batch)
+    cluster = hp.Cluster.emulated({"a": 4})
+    for count, mesh in ((8, "data=1,model=4"), (2, "data=2,model=2"), (4, "data=2,model=2")):
+        parallel = hp.het_parallelize(
+            step, cluster=cluster, num_microbatches=count, donate_argnums=()
+        )
+        traced = parallel.trace(params, batch)
+        last = traced.plan().num_layers - 1
+        compiled = traced.with_plan(f"a({mesh}): 0-{last}").compile()
+        assert differences(compiled(params, batch), expected) == [], (count, mesh)
+
+
 @pytest.mark.parametrize("how", ["multiply", "add", "max", "min", "set"])
 def test_equals_jit_on_a_model_axis(how: str) -> None:
     draw = np.random.default_rng(0)
@@ -32,16 +46,7 @@ def test_equals_jit_on_a_model_axis(how: str) -> None:
         value, grads = jax.value_and_grad(loss)(w)
         return w - 0.1 * grads, value, grads
 
-    expected = jax.jit(step)(params, batch)
-    cluster = hp.Cluster.emulated({"a": 4})
-    for count, mesh in ((8, "data=1,model=4"), (2, "data=2,model=2"), (4, "data=2,model=2")):
-        parallel = hp.het_parallelize(
-            step, cluster=cluster, num_microbatches=count, donate_argnums=()
-        )
-        traced = parallel.trace(params, batch)
-        last = traced.plan().num_layers - 1
-        compiled = traced.with_plan(f"a({mesh}): 0-{last}").compile()
-        assert differences(compiled(params, batch), expected) == [], (count, mesh)
+    check(step, params, batch)
 
 
 def scattered(how: str, x: Any, k: Any) -> Any:
@@ -124,7 +129,7 @@ LOSSES = [in_scan, in_fori_loop, in_cond, in_checkpoint, unrolled]
     ("loss", "how"),
     [
         *itertools.product(LOSSES, ["multiply", "max", "set"]),
-        *((f, "") for f in (gathered, sliced, sliced_alike)),
+        *((f, "") for f in (gathered, sliced, sliced_alike, windowed)),
     ],
 )
 def test_anywhere_equals_jit_on_a_model_axis(loss: Any, how: str) -> None:
@@ -140,13 +145,4 @@ def test_anywhere_equals_jit_on_a_model_axis(loss: Any, how: str) -> None:
         value, grads = jax.value_and_grad(lambda w: loss(how, w, b))(w)
         return w - 0.1 * grads, value, grads
 
-    expected = jax.jit(step)(params, batch)
-    cluster = hp.Cluster.emulated({"a": 4})
-    for count, mesh in ((8, "data=1,model=4"), (2, "data=2,model=2"), (4, "data=2,model=2")):
-        parallel = hp.het_parallelize(
-            step, cluster=cluster, num_microbatches=count, donate_argnums=()
-        )
-        traced = parallel.trace(params, batch)
-        last = traced.plan().num_layers - 1
-        compiled = traced.with_plan(f"a({mesh}): 0-{last}").compile()
-        assert differences(compiled(params, batch), expected) == [], (count, mesh)
+    check(step, params, batch)

@@ -13,6 +13,7 @@ from hetpass.ir.records import nearest
 from hetpass.tools.answer import Answer, Command, Table
 from hetpass.tools.clusters import CLUSTERS
 from hetpass.tools.models.names import SIZES, default_batch_size
+from hetpass.tools.sorts import CLUSTER
 from hetpass.tools.steps import on_this_processor
 from hetpass.tools.terminal import Terminal
 
@@ -50,7 +51,7 @@ def bench(arguments: Namespace, terminal: Terminal) -> Answer:
 
 def _cluster(name: str) -> Cluster:
     if name.endswith((".toml", ".json")):
-        return Cluster.from_file(name)
+        return CLUSTER.load(name)
     if name not in CLUSTERS:
         raise ToolError("HP-TOOL-CLUSTER", f"{name!r} names no cluster", where="--on",
                         ways_out=[*nearest(name, CLUSTERS), "--on FILE.toml"])  # fmt: skip

@@ -6,6 +6,7 @@ numbers) and `plan.cluster.json`. Commands on `plan.json` find the other two bes
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,10 @@ from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
 from hetpass.ir.quantities import counted
+from hetpass.tools.sorts import CLUSTER, FACTS, PLAN
+
+_STAGE = re.compile(r":\s*\d")
+"""What every plan in one line has, and no name of a file or a step: layers behind a colon."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,11 @@ def read_bundle(arguments: Namespace, plan: str | None = None) -> Bundle:
       HetpassError: a file is refused, or the three do not belong together.
     """
     text = plan if plan is not None else arguments.plan
-    is_file = text.endswith(".json")
+    is_file = text.endswith((".json", ".toml"))
     path = Path(text)
-    loaded = Plan.load(path) if is_file else None
+    loaded = PLAN.load(path) if is_file else None
+    if loaded is None and not _STAGE.search(text):
+        raise _no_plan(text)
     beside = companions(path) if is_file else (None, None)
     chosen = []
     for named, default, flag in zip(
@@ -106,7 +113,7 @@ def read_bundle(arguments: Namespace, plan: str | None = None) -> Bundle:
         if file is None or not (named or file.exists()):
             raise _nothing_beside(text, flag, file)
         chosen.append(file)
-    facts, cluster = _facts(chosen[0]), Cluster.from_file(chosen[1])
+    facts, cluster = _facts(chosen[0]), CLUSTER.load(chosen[1])
     if loaded is None:
         loaded = Plan.parse(
             text,
@@ -131,7 +138,7 @@ def read_bundle(arguments: Namespace, plan: str | None = None) -> Bundle:
 
 def _facts(path: Path) -> ProgramFacts:
     try:
-        return ProgramFacts.load(path)
+        return FACTS.load(path)
     except FactsError as error:
         if error.code != "HP-FACTS-FILE":
             raise
@@ -141,6 +148,18 @@ def _facts(path: Path) -> ProgramFacts:
             where=error.where,
             ways_out=["hetpass plan STEP --cluster FILE -o plan.json writes facts beside the plan"],
         ) from None
+
+
+def _no_plan(text: str) -> ToolError:
+    return ToolError(
+        "HP-TOOL-PLAN",
+        f"{text!r:.80} is neither the file of a plan nor a plan in one line",
+        where="PLAN",
+        ways_out=[
+            "plan.json, written by hetpass plan STEP --cluster FILE -o plan.json",
+            '"fast: 0-2 | slow: 3-5" --facts FILE --cluster FILE',
+        ],
+    )
 
 
 def _nothing_beside(text: str, flag: str, file: Path | None) -> HetpassError:

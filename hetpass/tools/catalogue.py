@@ -6,11 +6,11 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from hetpass.ir.catalogue import catalogue, find_kind
-from hetpass.ir.cluster import Cluster
 from hetpass.ir.device_records import kind_data
 from hetpass.ir.devices import DeviceKind, Link
 from hetpass.ir.quantities import counted, spelled
 from hetpass.tools.answer import Answer, Command, Table
+from hetpass.tools.sorts import CLUSTER
 from hetpass.tools.terminal import Terminal
 
 
@@ -31,11 +31,12 @@ def devices(arguments: Namespace, terminal: Terminal) -> Answer:
         )
         for kind in known.values()
     )
-    head = ("kind", "memory", "bandwidth", "float32", "tf32", "bfloat16", "float16", "in a host")
+    head = ("kind", "memory", "bandwidth", "float32", "tf32", "bfloat16", "float16",
+            "link in a host")  # fmt: skip
     return Answer(
         [
             Table(head, rows),
-            "rates in TFLOP/s, dense; hetpass devices KIND shows the sources",
+            "bandwidth: of the memory; rates: dense, at peak; hetpass devices KIND: with sources",
         ],
         {name: kind_data(kind) for name, kind in known.items()},
     )
@@ -43,7 +44,7 @@ def devices(arguments: Namespace, terminal: Terminal) -> Answer:
 
 def _rate(kind: DeviceKind, dtype: str) -> str:
     rate = kind.peak_flops.get(dtype)
-    return "" if rate is None else f"{rate / 1e12:.3g}"
+    return "" if rate is None else spelled(rate, "flops")
 
 
 def _link(link: Link | None) -> str:
@@ -62,7 +63,7 @@ def _in_full(kind: DeviceKind) -> str:
 def cluster_show(arguments: Namespace, terminal: Terminal) -> Answer:
     """A cluster file as it was understood."""
     del terminal
-    cluster = Cluster.from_file(arguments.file)
+    cluster = CLUSTER.load(arguments.file)
     groups = tuple(
         (
             g.name,

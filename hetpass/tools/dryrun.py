@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from hetpass.ir.cluster import Cluster
-from hetpass.ir.plan import Plan
 from hetpass.tools.answer import Answer, Command
+from hetpass.tools.sorts import CLUSTER, PLAN
 from hetpass.tools.steps import declare_step, on_this_processor, stepped
 from hetpass.tools.target import load_target
 from hetpass.tools.terminal import Terminal
@@ -15,8 +14,8 @@ from hetpass.tools.terminal import Terminal
 def dryrun(arguments: Namespace, terminal: Terminal) -> Answer:
     """What the compiler for each device kind makes of a plan: memory, and whether it fits."""
     on_this_processor()
-    cluster = Cluster.from_file(arguments.cluster)
-    plan = Plan.load(arguments.plan) if arguments.plan else None
+    cluster = CLUSTER.load(arguments.cluster)
+    plan = PLAN.load(arguments.plan) if arguments.plan else None
     target = load_target(arguments)
     step = stepped(target, cluster, arguments, status=terminal.progress)
     with terminal.working("tracing"):

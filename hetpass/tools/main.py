@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from hetpass import __version__
 from hetpass.errors import HetpassError, ToolError
@@ -46,16 +47,30 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses a line as everything here is refused, so that `--json` holds for it too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ToolError(
+            "HP-TOOL-USAGE",
+            message,
+            where=self.prog,
+            details=self.format_usage().splitlines(),
+            ways_out=[f"{self.prog} --help"],
+        )
+
+
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
-    top = argparse.ArgumentParser(
+    """The parser of the whole command line; raises HP-TOOL-USAGE."""
+    top = _Parser(
         prog="hetpass",
         description="Run a JAX train step as a pipeline over a cluster whose machines differ.",
         epilog="hetpass COMMAND --help says more. Exit codes: 0 done, 1 refused or no, 2 misused.",
     )
+    top.add_argument("--json", action="store_true", help="print data, not text")
     top.add_argument("--version", action="version", version=f"hetpass {__version__}")
     first = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    groups: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
+    groups: dict[str, argparse._SubParsersAction[_Parser]] = {}
     for command in COMMANDS:
         where = first
         *group, name = command.name.split()
@@ -67,16 +82,22 @@ def parser() -> argparse.ArgumentParser:
             where = groups[word]
         sub = where.add_parser(name, help=command.help, description=command.help)
         command.declare(sub)
-        sub.add_argument("--json", action="store_true", help="print data, not text")
+        sub.add_argument(
+            "--json",
+            action="store_true",
+            default=argparse.SUPPRESS,  # may stand in front of the command too
+            help="print data, not text",
+        )
         sub.set_defaults(chosen=command)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; the exit code."""
-    arguments = parser().parse_args(argv)
-    terminal = Terminal(as_json=arguments.json)
+    line = sys.argv[1:] if argv is None else argv
+    terminal = Terminal(as_json="--json" in line)
     try:
+        arguments = parser().parse_args(line)
         answer = arguments.chosen.run(arguments, terminal)
         terminal.answer(answer)
         return DONE if answer.good else REFUSED

@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from hetpass.ir.cluster import Cluster
 from hetpass.tools.answer import Answer, Command
+from hetpass.tools.sorts import CLUSTER
 from hetpass.tools.steps import declare_step, stepped
 from hetpass.tools.target import load_target
 from hetpass.tools.terminal import Terminal
@@ -33,7 +33,7 @@ def opt(arguments: Namespace, terminal: Terminal) -> Answer:
             raise _Stop
 
     target = load_target(arguments)
-    cluster = Cluster.from_file(arguments.cluster) if arguments.cluster else None
+    cluster = CLUSTER.load(arguments.cluster) if arguments.cluster else None
     step = stepped(target, cluster, arguments, observe, status=terminal.progress)
     try:
         traced = step.trace(*target.arguments)

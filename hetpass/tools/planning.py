@@ -5,16 +5,16 @@ No device of the cluster is touched: the step is traced on shapes, and all else 
 
 from __future__ import annotations
 
+import json
 import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetpass import __version__
 from hetpass.cost.calibrate import calibrated_cluster
 from hetpass.errors import ToolError
-from hetpass.ir.cluster import Cluster
 from hetpass.ir.device_profile import DeviceProfile
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
@@ -23,6 +23,7 @@ from hetpass.tools.answer import Answer, Command
 from hetpass.tools.bundle import Bundle, save_bundle
 from hetpass.tools.plan_cache import Entry, PlanCache, content_key
 from hetpass.tools.profile_plans import plan_from_profiles
+from hetpass.tools.sorts import CLUSTER, PROFILE
 from hetpass.tools.steps import declare_step, on_this_processor, stepped
 from hetpass.tools.switches import cache_folder
 from hetpass.tools.target import load_target
@@ -54,8 +55,8 @@ def plan(arguments: Namespace, terminal: Terminal) -> Answer:
     if arguments.facts is not None:
         return plan_from_profiles(arguments, terminal, out)
     on_this_processor()
-    cluster = Cluster.from_file(arguments.cluster)
-    profile = DeviceProfile.load(arguments.profile) if arguments.profile else None
+    cluster = CLUSTER.load(arguments.cluster)
+    profile = PROFILE.load(arguments.profile) if arguments.profile else None
     if profile is not None:
         cluster = calibrated_cluster(cluster, profile)
     began = time.perf_counter()
@@ -97,17 +98,11 @@ def _answer(bundle: Bundle, found: Found, note: str, written: tuple[Path, ...]) 
         "seconds": found.seconds,
         "cached": found.cached,
         "layers": found.facts.num_layers,
-        "plan": _as_data(found.plan.to_json()),
+        "plan": json.loads(found.plan.to_json()),
         "explanation": found.explanation.splitlines(),
         "written": [str(path) for path in written],
     }
     return Answer(parts, data)
-
-
-def _as_data(text: str) -> Any:
-    import json
-
-    return json.loads(text)
 
 
 def _checked_output(name: str | None) -> Path | None:

@@ -21,6 +21,7 @@ from hetpass.planner.evaluate import Evaluation, evaluate
 from hetpass.tools.answer import Answer, Command, Table
 from hetpass.tools.bundle import Bundle, declare_origin, declare_plan, not_written, read_bundle
 from hetpass.tools.play import planned_timeline
+from hetpass.tools.sorts import PLAN
 from hetpass.tools.terminal import Terminal
 
 PICTURES = ("timeline", "memory", "sharding")
@@ -212,7 +213,7 @@ def trace(arguments: Namespace, terminal: Terminal) -> Answer:
 
 def diff(arguments: Namespace, terminal: Terminal) -> Answer:
     """What two plans do differently; where facts are known, what that costs."""
-    one, other = Plan.load(arguments.plan), Plan.load(arguments.other)
+    one, other = PLAN.load(arguments.plan), PLAN.load(arguments.other)
     rows = [
         (name, mine, theirs)
         for name, (mine, theirs) in _compared(one, other).items()

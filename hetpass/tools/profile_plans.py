@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -9,13 +10,13 @@ from pathlib import Path
 from hetpass.cost.layer_costs import ProfiledCosts
 from hetpass.cost.network import LinkNetwork, MeasuredNetwork, Network
 from hetpass.errors import ToolError
-from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.quantities import spelled
 from hetpass.planner.mix import mix
 from hetpass.planner.pipelines import Market, PlanPrice
 from hetpass.tools.answer import Answer
 from hetpass.tools.bundle import Bundle, save_bundle
+from hetpass.tools.sorts import CLUSTER
 from hetpass.tools.terminal import Terminal
 
 NETWORK = "network.json"
@@ -33,7 +34,7 @@ def plan_from_profiles(arguments: Namespace, terminal: Terminal, out: Path | Non
             where="--facts",
             ways_out=["hetpass plan OPT-350 --facts DIR --batch 1024 --cluster FILE"],
         )
-    cluster = Cluster.from_file(arguments.cluster)
+    cluster = CLUSTER.load(arguments.cluster)
     facts = ProgramFacts.from_profiles(arguments.facts, arguments.step, arguments.batch)
     assert facts.profile is not None
     measured = Path(arguments.facts) / NETWORK
@@ -53,7 +54,7 @@ def plan_from_profiles(arguments: Namespace, terminal: Terminal, out: Path | Non
         "seconds": {"plan": seconds},
         "layers": facts.num_layers,
         "step_s": found.price.step_s,
-        "plan": found.plan.to_json(),
+        "plan": json.loads(found.plan.to_json()),
         "rejected_s": [step_s for _, step_s in found.rejected],
         "written": [str(path) for path in written],
     }

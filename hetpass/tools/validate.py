@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from hetpass.cost.network import MeasuredNetwork
-from hetpass.errors import HetpassError, ToolError
+from hetpass.errors import HetpassError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.device_profile import DeviceProfile
-from hetpass.ir.devices import READER
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
 from hetpass.ir.quantities import counted
 from hetpass.tools.answer import Answer, Command
 from hetpass.tools.bundle import declare_origin, read_bundle
+from hetpass.tools.sorts import CLUSTER, SORTS, sort_of, with_detail
 from hetpass.tools.terminal import Terminal
-
-
-@dataclass(frozen=True)
-class Sort:
-    """A sort of file.
-
-    Attributes:
-      words: for people.
-      told_by: keys, any of which tells it where the file does not name its format.
-      read: a file of this sort; what it holds, in words, and as data.
-    """
-
-    words: str
-    told_by: tuple[str, ...]
-    read: Callable[[Path, Namespace], tuple[str, Mapping[str, Any]]]
 
 
 def _cluster(path: Path, arguments: Namespace) -> tuple[str, Mapping[str, Any]]:
@@ -49,7 +32,7 @@ def _plan(path: Path, arguments: Namespace) -> tuple[str, Mapping[str, Any]]:
     if arguments.facts and arguments.cluster:
         read_bundle(arguments, str(path))
     elif arguments.cluster:
-        plan.check(Cluster.from_file(arguments.cluster), plan.num_layers)
+        plan.check(CLUSTER.load(arguments.cluster), plan.num_layers)
     return str(plan), {"stages": plan.num_stages}
 
 
@@ -73,82 +56,29 @@ def _network(path: Path, arguments: Namespace) -> tuple[str, Mapping[str, Any]]:
     return text, {"inside": inside, "between": between}
 
 
-SORTS: Mapping[str, Sort] = MappingProxyType(
+_READ: Mapping[str, Callable[[Path, Namespace], tuple[str, Mapping[str, Any]]]] = MappingProxyType(
     {
-        "plan": Sort("a plan", ("pipelines",), _plan),
-        "facts": Sort("facts of a program", ("batch_size", "layers"), _facts),
-        "profile": Sort("a profile", ("date", "machine"), _profile),
-        "network": Sort("a measured network", ("sizes_MB", "inside_node"), _network),
-        "cluster": Sort("a cluster", ("groups", "kinds", "links", "default_link"), _cluster),
+        "plan": _plan,
+        "facts": _facts,
+        "profile": _profile,
+        "network": _network,
+        "cluster": _cluster,
     }
 )
-"""By the word of their format, "hetpass-plan/1"; in the order in which keys are tried."""
-
-_FORMAT = re.compile(r'"format"\s*:\s*"hetpass-([a-z]+)/')
+"""By the names of `SORTS`: what a file holds, in words, and as data."""
 
 
 def validate(arguments: Namespace, terminal: Terminal) -> Answer:
     """Tells what sort of file it is, reads it, and says what is wrong with it."""
     del terminal
     path = Path(arguments.file)
-    name, because = _told(path)
-    sort = SORTS[name]
+    name, because = sort_of(path)
+    words = SORTS[name].words
     try:
-        text, data = sort.read(path, arguments)
+        text, data = _READ[name](path, arguments)
     except HetpassError as error:
-        raise _with(error, f"the file was read as {sort.words}: {because}") from None
-    return Answer(
-        [f"{path}: {sort.words}, and legal", text], {"path": str(path), "kind": name, **data}
-    )
-
-
-def _with(error: HetpassError, detail: str) -> HetpassError:
-    """The same refusal with one more line."""
-    details = [*error.details, detail]
-    return type(error)(
-        error.code, error.what, where=error.where, details=details, ways_out=error.ways_out
-    )
-
-
-def _told(path: Path) -> tuple[str, str]:
-    """The sort of a file, and what tells it.
-
-    Raises:
-      HetpassError: it cannot be read, or is of no sort that is known.
-    """
-    named = _FORMAT.search(_start(path)) if path.suffix.lower() == ".json" else None
-    if named is not None and named[1] in SORTS:
-        return named[1], f"its format is hetpass-{named[1]}"
-    if path.suffix.lower() == ".toml":
-        return "cluster", "it is TOML"
-    try:
-        data = READER.load(path)
-    except HetpassError as error:
-        known = ", ".join(sort.words for sort in SORTS.values())
-        raise _with(error, f"files that are known: {known}") from None
-    keys = list(data) if isinstance(data, dict) else []
-    for name, sort in SORTS.items():
-        own = [key for key in sort.told_by if key in keys]
-        if own:
-            return name, f"it has the key {own[0]!r}"
-    raise ToolError(
-        "HP-TOOL-SORT",
-        "this is no file of hetpass",
-        where=str(path),
-        details=[f"its keys are {', '.join(map(repr, keys[:8]))}" if keys else "it has no keys"],
-        ways_out=[
-            f"{sort.words}: a file with {' or '.join(map(repr, sort.told_by[:2]))}"
-            for sort in SORTS.values()
-        ],
-    )
-
-
-def _start(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(4096).decode("utf-8", "replace")
-    except OSError:
-        return ""
+        raise with_detail(error, f"the file was read as {words}: {because}") from None
+    return Answer([f"{path}: {words}, and legal", text], {"path": str(path), "kind": name, **data})
 
 
 def _declare(parser: ArgumentParser) -> None:

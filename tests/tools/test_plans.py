@@ -117,9 +117,23 @@ def test_refusals_are_told_and_not_traced(hetpass, saved, tmp_path):
         ("cluster show folder", "HP-CLUSTER-FILE"),
         ("devices Z9", "HP-CLUSTER-KIND"),
         ("bench --on nope", "HP-TOOL-CLUSTER"),
+        ("explain p.facts.json", "HP-TOOL-SORT"),
+        ("plot p.cluster.json", "HP-TOOL-SORT"),
+        ("diff p.json c.toml", "HP-TOOL-SORT"),
+        ("explain c.toml", "HP-TOOL-SORT"),
+        ("explain p.json --facts p.cluster.json", "HP-TOOL-SORT"),
+        ("explain p.json --cluster p.facts.json", "HP-TOOL-SORT"),
+        ("cluster show p.json", "HP-TOOL-SORT"),
+        ("plan gpt-tiny --cluster p.json", "HP-TOOL-SORT"),
+        ("explain my_step.py:train_step", "HP-TOOL-PLAN"),
+        ("", "HP-TOOL-USAGE"),
+        ("explode", "HP-TOOL-USAGE"),
+        ("cluster", "HP-TOOL-USAGE"),
+        ("plan --batch two --cluster c.toml", "HP-TOOL-USAGE"),
+        ("plot p.json --what no", "HP-TOOL-USAGE"),
     ],
 )
-def test_bad_lines_are_refused_by_code(hetpass, saved, tmp_path, line, code):
+def test_bad_lines_are_refused_by_code(hetpass, saved, cluster_file, tmp_path, line, code):
     (tmp_path / "folder").mkdir()
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "bin.json").write_bytes(bytes(range(256)))
@@ -127,3 +141,20 @@ def test_bad_lines_are_refused_by_code(hetpass, saved, tmp_path, line, code):
     assert said.code in (1, 2)
     assert said.err.startswith(f"[{code}]")
     assert "ways out:" in said.err
+    data = hetpass(*line.split(), "--json")
+    assert (data.code, data.err) == (said.code, "")
+    assert data.data["error"]["code"] == code
+    assert hetpass("--json", *line.split()) == data
+
+
+def test_a_file_of_another_sort_names_what_takes_it(hetpass, saved, cluster_file):
+    said = hetpass("explain", "p.facts.json")
+    assert "p.facts.json holds facts of a program, not a plan" in said.err
+    assert "hetpass explain PLAN --facts p.facts.json" in said.err
+    assert "hetpass cluster show c.toml" in hetpass("explain", "c.toml").err
+
+
+def test_the_catalogue_says_its_units(hetpass):
+    said = hetpass("devices")
+    (row,) = (line for line in said.out.splitlines() if line.split()[:1] == ["A100-40"])
+    assert row.split()[1:7] == ["40", "GiB", "1.55", "TB/s", "19.5", "TFLOP/s"]

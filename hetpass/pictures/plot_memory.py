@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from hetpass.ir.quantities import spelled
 from hetpass.pictures.matplotlib_figure import BYTES, figure_of, plain, saved, unit_of
 
 _FIXED, _ACTIVATIONS, _FREE = "#4c78a8", "#f2a35e", "#ececec"
@@ -62,7 +63,8 @@ def plot_memory(
         axis.barh(row, fixed, color=_FIXED, height=0.7)
         axis.barh(row, held - fixed, left=fixed, color=_ACTIVATIONS, height=0.7)
         axis.plot([limit, limit], [row - 0.4, row + 0.4], color="#b00020", lw=1.5)
-        text = f"{held:.3g} of {limit:.3g} {unit}, {stage.in_flight} in flight"
+        of = spelled(stage.limit_bytes, "bytes")
+        text = f"{spelled(held * scale, 'bytes')} of {of}, {stage.in_flight} in flight"
         axis.text(max(held, limit) + 0.01 * most / scale, row, text, va="center", fontsize=8)
     labels = [plain(f"{i} · {s.group}[{s.devices}]") for i, s in enumerate(stages)]
     axis.set_yticks(range(len(stages)), labels, fontsize=8)

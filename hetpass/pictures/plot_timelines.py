@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -41,10 +41,13 @@ _NAMES: Mapping[SpanKind, str] = MappingProxyType(
 _IDLE = "#ececec"
 _LANE_IN, _LINK_IN, _MEMORY_IN, _FRAME_IN = 0.42, 0.2, 1.3, 0.55
 _MIN_LABEL_SHARE = 0.0085
-"""A task narrower than this share of the picture carries no number."""
+"""A task narrower than this share of the picture carries no number, and no edge: white edges
+between narrow tasks look like idle time."""
 
-_MIN_EDGE_SHARE = 0.004
-"""Nor is one narrower than this drawn with an edge, which would hide it."""
+_MIN_SHARE = 0.001
+"""What is narrower is drawn this wide, a pixel and a half: a short transfer would vanish."""
+
+_PALE = 0.72
 
 
 def plot_timelines(
@@ -105,11 +108,19 @@ def _draw_tracks(axis: Any, timeline: Timeline, scale: float, end_s: float) -> N
         if is_lane:
             start, length = 0.0, timeline.makespan_s / scale
             axis.broken_barh([(start, length)], (top + 0.04, height - 0.08), color=_IDLE, lw=0)
-        spans = timeline.on(track)
-        first = min((span.stage for span in spans), default=0)
-        for span in spans:
-            fade = 0.72 if is_lane and span.stage != first else 1.0
-            _draw_span(axis, span, (top, height), (timeline.start_s, scale, end_s), fade)
+        first = min((span.stage for span in timeline.on(track)), default=0)
+        for (kind, pale), spans in _alike(timeline.on(track), first if is_lane else None).items():
+            axis.broken_barh(
+                [_drawn(span, timeline.start_s, scale, end_s) for span in spans],
+                (top + 0.04, height - 0.08),
+                facecolor=COLOURS[kind],
+                alpha=_PALE if pale else 1.0,
+                edgecolor="white",
+                linewidth=[0.5 * _is_wide(span, end_s) for span in spans],
+            )
+            for span in spans:
+                if kind in ("F", "B", "W") and _is_wide(span, end_s):
+                    _number(axis, span, timeline.start_s, scale, centre)
         top += height
         centres.append(centre)
         labels.append(track if is_lane else f"link {track}")
@@ -117,34 +128,36 @@ def _draw_tracks(axis: Any, timeline: Timeline, scale: float, end_s: float) -> N
     axis.set_ylim(top + 0.04, -0.04)
 
 
-def _draw_span(
-    axis: Any,
-    span: Span,
-    row: tuple[float, float],
-    times: tuple[float, float, float],
-    fade: float,
-) -> None:
-    (top, height), (zero_s, scale, end_s) = row, times
-    start, length = (span.start_s - zero_s) / scale, span.duration_s / scale
-    is_task = span.kind in ("F", "B", "W")
-    axis.broken_barh(
-        [(start, length)],
-        (top + 0.04, height - 0.08),
-        facecolor=COLOURS[span.kind],
-        alpha=fade,
-        edgecolor="white",
-        linewidth=0.5 if span.duration_s > _MIN_EDGE_SHARE * end_s else 0.0,
+def _alike(spans: Sequence[Span], full: int | None) -> dict[tuple[SpanKind, bool], list[Span]]:
+    """Spans by what they look like: pale are those of other stages than `full`, if there is one.
+
+    Drawn one by one, the thousands of a long step would take a minute.
+    """
+    groups: dict[tuple[SpanKind, bool], list[Span]] = {}
+    for span in spans:
+        groups.setdefault((span.kind, full not in (None, span.stage)), []).append(span)
+    return groups
+
+
+def _drawn(span: Span, zero_s: float, scale: float, end_s: float) -> tuple[float, float]:
+    """Where a box starts, and how wide it is: never too thin to be seen."""
+    return (span.start_s - zero_s) / scale, max(span.duration_s, _MIN_SHARE * end_s) / scale
+
+
+def _is_wide(span: Span, end_s: float) -> bool:
+    return span.duration_s > _MIN_LABEL_SHARE * end_s
+
+
+def _number(axis: Any, span: Span, zero_s: float, scale: float, centre: float) -> None:
+    axis.text(
+        (span.start_s + span.end_s - 2 * zero_s) / 2 / scale,
+        centre,
+        str(span.microbatch),
+        ha="center",
+        va="center",
+        fontsize=7,
+        color="white" if span.kind == "F" else "black",
     )
-    if is_task and span.duration_s > _MIN_LABEL_SHARE * end_s:
-        axis.text(
-            start + length / 2,
-            top + height / 2,
-            str(span.microbatch),
-            ha="center",
-            va="center",
-            fontsize=7,
-            color="white" if span.kind == "F" else "black",
-        )
 
 
 def _draw_memory(axis: Any, timeline: Timeline, scale: float, most_bytes: float) -> None:

@@ -43,6 +43,11 @@ def test_pictures_of_a_planned_step(planned, tmp_path, name):
     assert any("fast" in text for text in drawn)
 
 
+def test_every_amount_of_memory_has_the_unit_that_suits_it(planned):
+    drawn = [text.get_text() for text in planned.plot_memory().axes[0].texts]
+    assert all(" KiB of " in text and " GiB, " in text for text in drawn), drawn
+
+
 def test_reprs_are_one_line(planned):
     assert repr(planned.traced) == "<Traced step: 45 equations, batch 8>".replace(
         "45", str(len(planned.traced.program.jaxpr.eqns))

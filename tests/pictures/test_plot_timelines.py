@@ -12,10 +12,10 @@ from hetpass.simulator import simulate
 pytest.importorskip("matplotlib")
 
 
-def timeline(name: str = "zb-h1") -> Timeline:
+def timeline(name: str = "zb-h1", microbatches: int = 4, sent_s: float = 2e-4) -> Timeline:
     stage = StageCost(1e-3, 1e-3, 1e-3, activation_bytes=5e6, weight_bytes=5e6, update_s=1e-3)
-    costs = PipelineCosts.equal(2, stage, LinkCost(2e-4, 2e-4))
-    schedule = make_schedule(name, num_stages=2, num_microbatches=4, costs=costs)
+    costs = PipelineCosts.equal(2, stage, LinkCost(sent_s, sent_s))
+    schedule = make_schedule(name, num_stages=2, num_microbatches=microbatches, costs=costs)
     return simulate(schedule, costs)
 
 
@@ -33,6 +33,15 @@ def test_every_task_is_drawn_with_its_microbatch():
     assert "ms" in memory.get_xlabel()
     assert memory.get_ylabel() == "memory, MiB"
     assert len(memory.get_lines()) == 2
+
+
+def test_short_transfers_of_a_long_step_are_seen():
+    played = timeline("1f1b", microbatches=128, sent_s=1e-9)
+    tracks = plot_timelines({"long": played}).axes[0]
+    boxes = [path.get_extents() for drawn in tracks.collections for path in drawn.get_paths()]
+    assert len(boxes) == len(played.spans) + len(played.lanes)  # a lane's idle time is a box
+    assert min(box.width for box in boxes) >= 0.00099 * tracks.get_xlim()[1]
+    assert texts(tracks) == []
 
 
 def test_timelines_share_the_axis_of_time():

@@ -170,7 +170,12 @@ def probe_ways_out(traced: Traced) -> list[str]:
             "the gradient of a product is another program for every number of factors",
             _ONE,
         ]
+    special = (
+        f"another batch size: at {traced.batch_size} alone it is another program, as where the "
+        "batch is as large as a width and JAX lets a weight and an activation share a place",
+    )
     return [
+        *(special if traced.probes_agree else ()),
         *_by_example(traced),
         "write the step for any number of examples: take sizes from x.shape, not from constants",
         "no equations per example (a Python loop over the batch, lax.associative_scan): "

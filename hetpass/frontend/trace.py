@@ -15,6 +15,7 @@ import numpy as np
 
 from hetpass import _jax
 from hetpass.errors import HetpassError, TraceError
+from hetpass.frontend.branch_residuals import residuals_apart
 from hetpass.frontend.inline import Inlined, inline
 from hetpass.frontend.probes import ProbeMismatch, compare
 from hetpass.ir.program import InputLeaf, Traced
@@ -75,6 +76,7 @@ def trace(
     first, out_shape = _trace_at(flat, fun, inputs, 1)
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
     probed = _probe(flat, fun, inputs, first, batch_size)
+    first = probed.first
     constants = [
         InputLeaf(f"constant {i}", v.aval, None, None, False, _only_zeros(value))
         for i, (v, value) in enumerate(
@@ -89,6 +91,7 @@ def trace(
         probe_failure=probed.failure,
         probe_place=probed.place,
         probe_function=probed.function,
+        probes_agree=probed.agree,
         inputs=(*inputs, *constants),
         constants=first.constants,
         in_tree=in_tree,
@@ -263,12 +266,15 @@ def _defined_at(fun: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class _Probed:
-    """The programs at 2B and 3B; or why there are none, at which line, in which function of JAX."""
+    """The programs at B, at 2B and 3B; or why there are no others, at which line, in which function
+    of JAX, and whether those at 2B and 3B correspond to each other."""
 
+    first: Inlined
     probes: Sequence[Inlined] = ()
     failure: str = ""
     place: str = ""
     function: str = ""
+    agree: bool = False
 
 
 def _probe(
@@ -279,7 +285,7 @@ def _probe(
     batch_size: int | None,
 ) -> _Probed:
     if batch_size is None:
-        return _Probed(failure="the step has no batch", place=_defined_at(fun))
+        return _Probed(first, failure="the step has no batch", place=_defined_at(fun))
     probes = []
     for scale in (2, 3):
         try:
@@ -288,12 +294,27 @@ def _probe(
             reason = error.details[0] if error.details else error.what
             place = f" at {error.where}" if error.where else ""
             why = f"at {scale * batch_size} examples it cannot be traced ({reason}){place}"
-            return _Probed(failure=why, place=error.where)
+            return _Probed(first, failure=why, place=error.where)
     try:
         compare([first.jaxpr, *(p.jaxpr for p in probes)])
     except ProbeMismatch as mismatch:
-        return _Probed((), str(mismatch), mismatch.where or _defined_at(fun), mismatch.function)
-    return _Probed(probes)
+        apart = [replace(p, jaxpr=residuals_apart(p.jaxpr)) for p in (first, *probes)]
+        try:
+            compare([p.jaxpr for p in apart])
+        except ProbeMismatch:
+            place = mismatch.where or _defined_at(fun)
+            agree = _correspond(*(p.jaxpr for p in probes))
+            return _Probed(first, (), str(mismatch), place, mismatch.function, agree)
+        return _Probed(apart[0], apart[1:])
+    return _Probed(first, probes)
+
+
+def _correspond(*jaxprs: Any) -> bool:
+    try:
+        compare(jaxprs)
+    except ProbeMismatch:
+        return False
+    return True
 
 
 def _constant_axes(

@@ -58,6 +58,7 @@ class Traced:
       probe_failure: why there are no probes; "" if there are.
       probe_place: the user's line that it is about; "" where none is.
       probe_function: the function of JAX that this line called; "" where none is known.
+      probes_agree: there are none although the programs at 2B and 3B correspond: B is special.
       inputs: one per invar.
       constants: the values of the captured constants, in order.
       in_tree, out_tree: of the step's arguments `(args, kwargs)` and its result.
@@ -80,6 +81,7 @@ class Traced:
     recomputed: tuple[bool, ...]
     probe_place: str = ""
     probe_function: str = ""
+    probes_agree: bool = False
 
     def __str__(self) -> str:
         from hetpass.ir import text

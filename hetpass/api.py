@@ -20,6 +20,7 @@ from typing import Any, Literal
 import jax
 
 from hetpass.checks import (
+    checked_call,
     checked_cluster,
     checked_count,
     checked_function,
@@ -82,8 +83,9 @@ class HetParallelized:
         """Trace the step for these arguments; shapes (`jax.ShapeDtypeStruct`) will do.
 
         Raises:
-          TraceError: the step cannot be traced, or the batch cannot be told.
+          TraceError: the step cannot be called so or traced, or the batch cannot be told.
         """
+        checked_call(self._fun, args, kwargs, self.__name__)
         settings = self.settings
         call = call_of(self._fun, args, kwargs, settings.signature, self._arg_names)
         program = call.traced(settings.passes)

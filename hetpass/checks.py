@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,9 @@ import numpy as np
 from hetpass.errors import ClusterError, ExecutionError, PlanError, TraceError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.records import shown
+from hetpass.tree_difference import call_text
+
+_MOST_OF_A_SIGNATURE = 300
 
 
 def checked_function(value: Any, where: str = "its first argument") -> Callable[..., Any]:
@@ -29,6 +33,30 @@ def checked_function(value: Any, where: str = "its first argument") -> Callable[
         where=where,
         ways_out=["@hp.het_parallelize over a function of arrays", "hp.het_parallelize(step, ...)"],
     )
+
+
+def checked_call(
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> None:
+    """Refuses a call that leaves parameters of a step out, or has others than the step.
+
+    Raises:
+      TraceError: HP-TRACE-CALL, with the step's signature.
+    """
+    try:  # what a wrapper says of the function inside may not hold for the wrapper
+        signature = inspect.signature(fun, follow_wrapped=False)
+    except (TypeError, ValueError):  # a callable that does not say what it takes
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TraceError(
+            "HP-TRACE-CALL",
+            f"{name} cannot be called so: {error}",
+            where=f"{name}{signature}"[:_MOST_OF_A_SIGNATURE],
+            details=[f"called with {call_text(args, kwargs)}"],
+            ways_out=["pass what the step's own signature names"],
+        ) from None
 
 
 def checked_cluster(value: Any) -> Cluster:

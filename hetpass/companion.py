@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from hetpass.backend.compile import CompiledStep
+from hetpass.checks import checked_call
 from hetpass.errors import ExecutionError
 from hetpass.frontend.microbatch import SplitOptions
 from hetpass.frontend.trace import Signature, abstract
@@ -88,6 +89,7 @@ class Companion:
         leaves: Sequence[Any],
         leader: LocalLeader | RemoteLeader,
     ) -> tuple[Any, Any, Any]:
+        checked_call(self._fun, args, kwargs, getattr(self._fun, "__name__", "companion"))
         call = call_of(self._fun, args, kwargs, self._signature, ())
         traced = call.traced(self._passes)
         layered = self._passes.layers(traced, self._num_microbatches, SplitOptions())

@@ -58,7 +58,7 @@ from hetpass.remote_step import Call, RemoteLeader, compile_remote
 from hetpass.runtime.distributed.driver import DistributedRuntime
 from hetpass.runtime.distributed.workers import Workers
 from hetpass.runtime.local import LocalRuntime, Record
-from hetpass.tree_difference import tree_difference
+from hetpass.tree_difference import call_difference, tree_difference
 
 _CHOICES = {
     "batch_statistics": ("exact", "per_microbatch"),
@@ -500,7 +500,7 @@ class Compiled:
         dynamic = tuple(a for i, a in enumerate(args) if i not in statics)
         leaves, tree = jax.tree.flatten((dynamic, dict(kwargs)))
         if tree != program.in_tree:
-            raise _other_structure(program, tree)
+            raise _other_structure(self.planned.traced, tree)
         return leaves
 
     def _result(self, leaves: Sequence[Any]) -> Any:
@@ -574,11 +574,13 @@ def _check_state(program: ir.Traced, leaves: Sequence[ir.InputLeaf], state: Any)
             )
 
 
-def _other_structure(program: ir.Traced, tree: Any) -> ExecutionError:
+def _other_structure(traced: Traced, tree: Any) -> ExecutionError:
+    program, statics = traced.program, traced.settings.signature.static_argnums
+    names = [name for i, name in enumerate(traced.call.names) if i not in statics]
     return ExecutionError(
         "HP-RUN-STRUCTURE",
         f"the arguments of {program.name} are of another structure than it was compiled for",
-        details=tree_difference(program.in_tree, tree, ("compiled for", "called with")),
+        details=call_difference(program.in_tree, tree, ("compiled for", "called with"), names),
         ways_out=[
             "call the decorated function itself: it compiles once for every structure and shape",
             "trace and compile again with these arguments",

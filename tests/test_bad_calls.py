@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,14 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "kwargs as a list": (OPTION, _verified(kwargs=[1])),
     "verify of shapes": ("HP-RUN-SHAPE", lambda: hp.verify(_step, *_shapes(), cluster=CLUSTER)),
     # calls
-    "call without arguments": ("HP-TRACE-STEP", lambda: _wrapped()()),
+    "call without arguments": ("HP-TRACE-CALL", lambda: _wrapped()()),
+    "call with one argument of two": ("HP-TRACE-CALL", lambda: _wrapped()(STATE)),
+    "call with one too many": ("HP-TRACE-CALL", lambda: _wrapped()(STATE, BATCH, 3.0)),
+    "call by another name": ("HP-TRACE-CALL", lambda: _wrapped()(STATE, wrong_name=BATCH)),
+    "companion with one too many": (
+        "HP-TRACE-CALL",
+        lambda: _called().companion(lambda s, b: b)(STATE, BATCH, 3.0),
+    ),
     "call with text": ("HP-TRACE-ARGUMENT", lambda: _wrapped()("a", "b")),
     "call with shapes": ("HP-RUN-SHAPE", lambda: _wrapped()(*_shapes())),
     "compiled, without arguments": ("HP-RUN-STRUCTURE", lambda: _compiled()()),
@@ -278,6 +286,42 @@ def test_a_wrong_call_is_refused(name: str) -> None:
     assert caught.value.code.startswith(code)
     assert caught.value.ways_out
     assert "object at 0x" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        ((STATE,), {}, "missing a required argument: 'batch'"),
+        ((STATE, BATCH, 3.0), {}, "too many positional arguments"),
+        ((STATE,), {"wrong_name": BATCH}, "wrong_name"),
+    ],
+)
+def test_a_call_that_does_not_fit_names_the_steps_signature(args, kwargs, said) -> None:
+    with pytest.raises(hp.HetpassError) as caught:
+        _wrapped()(*args, **kwargs)
+    text = str(caught.value)
+    assert said in text
+    assert f"_step{inspect.signature(_step)}" in text
+    assert f"called with {len(args)} argument" in text
+
+
+def test_what_differs_from_the_compiled_call_has_the_arguments_name() -> None:
+    with pytest.raises(ExecutionError) as caught:
+        _compiled()(STATE, wrong_name=BATCH)
+    assert "compiled for: 2 arguments by position" in str(caught.value)
+    assert "called with: 1 argument by position, wrong_name by name" in str(caught.value)
+    with pytest.raises(ExecutionError) as caught:
+        _compiled()({**STATE, "more": 0.0}, BATCH)
+    assert "at ['" + next(iter(inspect.signature(_step).parameters)) + "']:" in str(caught.value)
+
+
+def test_a_wrapper_with_other_parameters_than_it_says_is_called() -> None:
+    @wraps(_step)
+    def half(*args):
+        return _step(*args, BATCH)
+
+    step = hp.het_parallelize(half, cluster=CLUSTER, batch_argnums=(), num_microbatches=1)
+    assert step.trace(STATE).program.name == "_step"
 
 
 def test_what_a_users_own_function_raised_is_kept() -> None:

@@ -28,9 +28,9 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-
 _NOISE = {"float64": 1e-14, "float32": 1e-6, "bfloat16": 1e-2, "float16": 1e-3}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LeafComparison:
-    """One leaf of the results.
+    """One leaf of the results. Prints as one line.
 
     Attributes:
       path: of the leaf, "result[1]['loss']".
@@ -51,8 +51,22 @@ class LeafComparison:
     verdict: Verdict
     note: str = ""
 
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """As text: path, type, relative and absolute difference, verdict."""
+        kind = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        verdict = self.verdict + (f": {self.note}" if self.note else "")
+        return self.path, kind, f"{self.relative:.1e}", f"{self.absolute:.1e}", verdict
 
-@dataclass(frozen=True)
+    def __str__(self) -> str:
+        path, kind, relative, absolute, verdict = self.cells
+        return f"{path}: {kind}, {verdict}, relative {relative}, absolute {absolute}"
+
+    def __repr__(self) -> str:
+        return f"<LeafComparison {self}>"
+
+
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What `verify` found. Prints as a table; true if no leaf differs.
 
@@ -81,20 +95,21 @@ class Comparison:
     def __bool__(self) -> bool:
         return self.equal
 
-    def __str__(self) -> str:
+    @property
+    def _head(self) -> str:
         leaves = counted(len(self.leaves), "leaf", "leaves")
         differing = sum(leaf.verdict == "differs" for leaf in self.leaves)
-        head = f"{self.name} against jax.jit, M = {self.plan.num_microbatches}: " + (
+        return f"{self.name} against jax.jit, M = {self.plan.num_microbatches}: " + (
             f"{leaves}, {differing} of them different" if differing else f"{leaves}, all equal"
         )
-        rows = [("leaf", "type", "relative", "absolute", "")]
-        for leaf in self.leaves:
-            kind = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-            verdict = leaf.verdict + (f": {leaf.note}" if leaf.note else "")
-            numbers = f"{leaf.relative:.1e}", f"{leaf.absolute:.1e}"
-            rows.append((leaf.path, kind, *numbers, verdict))
+
+    def __str__(self) -> str:
+        rows = [("leaf", "type", "relative", "absolute", ""), *(leaf.cells for leaf in self.leaves)]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        return "\n".join([head, *(_line(row, widths) for row in rows)])
+        return "\n".join([self._head, *(_line(row, widths) for row in rows)])
+
+    def __repr__(self) -> str:
+        return f"<Comparison {self._head}>"
 
     def raise_if_different(self) -> None:
         """Raises:

@@ -40,6 +40,9 @@ def test_a_function_and_a_decorated_step():
     text = str(report)
     assert text.startswith("_step against jax.jit, M = 4: 5 leaves, all equal")
     assert "float32[8,3]" in text
+    assert repr(report) == "<Comparison _step against jax.jit, M = 4: 5 leaves, all equal>"
+    assert str(report.leaves[-1]).startswith("result[1]['loss']: float32[], equal, relative ")
+    assert repr(report.leaves[-1]) == f"<LeafComparison {report.leaves[-1]}>"
     report.raise_if_different()
     params, batch = _arguments()
     decorated = hp.het_parallelize(_step, cluster=cluster, num_microbatches=2)

@@ -4,12 +4,13 @@
     python -m benchmarks.planning --case harp-2-1   one of them, to standard output
     python -m benchmarks.planning --only harp-2-1   some of them; the others stay as they are stored
 
-The last case, "from-jaxpr", plans a traced GPT-2.6B of flax from its jaxpr, pass by pass, and then
-for two changed clusters. In all others facts are closed forms (benchmarks/gpt_facts.py). Costs are
-analytic (half of the peak rates); steps are simulated, and so the same on every machine; seconds of
-planning are of one thread's processor time. Each baseline has its own best number of microbatches,
-mesh and recomputation. Gains are also given with schedule, M and recomputation held equal to the
-baseline's, and then freed one by one.
+The last two cases, "from-jaxpr" and "from-jaxpr-deep", plan a traced GPT-2.6B of flax (66 layers)
+and one half as deep again (98) from the jaxpr, pass by pass, and then for two changed clusters. In
+all others facts are closed forms (benchmarks/gpt_facts.py). Costs are analytic (half of the peak
+rates); steps are simulated, and so the same on every machine; seconds of planning are of one
+thread's processor time. Each baseline has its own best number of microbatches, mesh and
+recomputation. Gains are also given with schedule, M and recomputation held equal to the baseline's,
+and then freed one by one.
 
 Results are written to benchmarks/results/planning.json. The objective is that of
 hetpass/planner/objective.py; stages may take what hetpass/cost/submeshes.py lists.
@@ -243,11 +244,12 @@ def compared(
     return row
 
 
-FROM_JAXPR = "from-jaxpr"
+FROM_JAXPR = {"from-jaxpr": 32, "from-jaxpr-deep": 48}
+"""Case -> blocks. A block is two layers; GPT-2.6B has 32, 48 of its blocks are 98 layers."""
 
 
-def from_jaxpr() -> dict[str, Any]:
-    """Processor seconds by pass, from the jaxpr of a GPT-2.6B to its plan on (8,2,2)."""
+def from_jaxpr(blocks: int) -> dict[str, Any]:
+    """Processor seconds by pass, from the jaxpr of GPT-2.6B's blocks to their plan on (8,2,2)."""
     import jax
     import optax
 
@@ -255,7 +257,7 @@ def from_jaxpr() -> dict[str, Any]:
     from benchmarks.models import gpt_linen
     from benchmarks.models.sizes import GPT_SIZES
 
-    config = replace(GPT_SIZES["2.6B"], remat=False, dtype="float16")
+    config = replace(GPT_SIZES["2.6B"], layers=blocks, remat=False, dtype="float16")
     state = jax.eval_shape(
         gpt_linen.make_create_state(config, optax.adamw(1e-4)), jax.random.key(0)
     )
@@ -296,8 +298,8 @@ def from_jaxpr() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", choices=[*CASES, FROM_JAXPR])
-    parser.add_argument("--only", nargs="+", choices=[*CASES, FROM_JAXPR])
+    parser.add_argument("--case", choices=[*CASES, *FROM_JAXPR])
+    parser.add_argument("--only", nargs="+", choices=[*CASES, *FROM_JAXPR])
     parser.add_argument(
         "--intra-op", action="store_true", help="the figures of benchmarks/intra_op.py instead"
     )
@@ -310,7 +312,8 @@ def main() -> None:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     chosen = arguments.case
     if chosen:
-        json.dump(from_jaxpr() if chosen == FROM_JAXPR else run(chosen), sys.stdout, indent=1)
+        case = from_jaxpr(FROM_JAXPR[chosen]) if chosen in FROM_JAXPR else run(chosen)
+        json.dump(case, sys.stdout, indent=1)
         return
     stored = json.loads(RESULTS.read_text(encoding="utf-8")) if arguments.only else {}
     results: dict[str, Any] = {
@@ -321,7 +324,7 @@ def main() -> None:
         "note": "steps are simulated on analytic costs; nothing here was measured on hardware",
         "cases": stored.get("cases", {}),
     }
-    for name in arguments.only or [*CASES, FROM_JAXPR]:
+    for name in arguments.only or [*CASES, *FROM_JAXPR]:
         child = subprocess.run(
             [sys.executable, "-m", "benchmarks.planning", "--case", name],
             capture_output=True,
@@ -330,8 +333,8 @@ def main() -> None:
         )
         case = results["cases"][name] = json.loads(child.stdout)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        if name == FROM_JAXPR:
-            print(f"{name}: {case['first']['total_s']:.1f} s")
+        if name in FROM_JAXPR:
+            print(f"{name}: {case['first']['layers']} layers, {case['first']['total_s']:.1f} s")
             continue
         print(
             f"{name}: ours {case['ours']['step_s']:.3f} s, planned in "

@@ -314,9 +314,14 @@ def place_text(place: Replica, used: Mapping[str, set[int]]) -> str:
         candidate += 1
     counted = tuple(following) == place.devices
     devices = str(len(place.devices)) if counted else range_text(place.devices)
-    plain = place.mesh == (("data", len(place.devices)),)
-    mesh = "" if plain else "(" + ",".join(f"{name}={size}" for name, size in place.mesh) + ")"
-    return f"{place.group}[{devices}]{mesh}"
+    return f"{place.group}[{devices}]{mesh_text(place)}"
+
+
+def mesh_text(place: Replica) -> str:
+    """ "(data=2,model=2)"; nothing for a data axis alone."""
+    if place.mesh == (("data", len(place.devices)),):
+        return ""
+    return f"({','.join(f'{name}={size}' for name, size in place.mesh)})"
 
 
 def stages_text(stages: tuple[StagePlan, ...]) -> str:

@@ -10,7 +10,7 @@ from hetpass.cost.analytic import Assumptions
 from hetpass.cost.range_bytes import MemoryParts
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
-from hetpass.ir.plan_text import stages_text
+from hetpass.ir.plan_text import mesh_text
 from hetpass.ir.quantities import counted, spelled
 from hetpass.planner.baselines import Baseline
 from hetpass.planner.evaluate import Evaluation, StageEvaluation, evaluate
@@ -203,11 +203,15 @@ def _reason(theirs: Evaluation, ours: Evaluation) -> str:
 
 
 def _short(other: Candidate) -> str:
-    """In the one-line form of plans, which says every mesh that has more than a data axis."""
-    stages = other.plan.pipelines[0].stages
-    again = [str(number) for number, stage in enumerate(stages) if stage.recompute == "full"]
-    recomputed = f"; recomputed: {', '.join(again)}" if again else ""
-    return f"M = {other.plan.num_microbatches}, {stages_text(stages)}{recomputed}"
+    texts = []
+    for stage in other.plan.pipelines[0].stages:
+        place = stage.replicas[0]
+        again = ", recomputed" if stage.recompute == "full" else ""
+        texts.append(
+            f"{place.group}[{len(place.devices)}]{mesh_text(place)}: "
+            f"{stage.first_layer}-{stage.last_layer}{again}"
+        )
+    return f"M = {other.plan.num_microbatches}, {' | '.join(texts)}"
 
 
 def _gains(evaluation: Evaluation, baselines: Sequence[Baseline]) -> list[str]:

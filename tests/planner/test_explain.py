@@ -50,8 +50,8 @@ def test_rejected_plans_are_told_apart_by_their_axes():
     lines = explain(evaluation, facts, machines, result, assumed=PEAK).splitlines()
     first = lines.index("rejected after simulation:") + 1
     assert [line.partition(": ")[2] for line in lines[first : first + 2]] == [
-        "M = 8, fast[1]: 0-3 | slow[2]: 4-5; recomputed: 1",
-        "M = 8, fast[1]: 0-3 | slow[2](data=1,model=2): 4-5; recomputed: 1",
+        "M = 8, fast[1]: 0-3 | slow[2]: 4-5, recomputed",
+        "M = 8, fast[1]: 0-3 | slow[2](data=1,model=2): 4-5, recomputed",
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,6 +13,7 @@ from hetpass.errors import ExecutionError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan import Plan
 from hetpass.pictures.html_table import html_table
+from hetpass.pictures.plot_memory import plot_memory
 from hetpass.pictures.plot_sharding import plot_sharding
 
 
@@ -44,8 +47,24 @@ def test_pictures_of_a_planned_step(planned, tmp_path, name):
 
 
 def test_every_amount_of_memory_has_the_unit_that_suits_it(planned):
-    drawn = [text.get_text() for text in planned.plot_memory().axes[0].texts]
+    axis = planned.plot_memory().axes[0]
+    drawn = [text.get_text() for text in axis.texts]
     assert all(" KiB of " in text and " GiB, " in text for text in drawn), drawn
+    assert "KiB" in axis.get_xlabel()
+
+
+@pytest.mark.parametrize(("limit", "unit"), [(3e12, "TiB"), (3e9, "GiB")])
+def test_the_axis_of_memory_reaches_to_the_limits_unless_they_are_far(limit, unit):
+    def stage(held):
+        return SimpleNamespace(group="a", devices=1, fixed_bytes=held, activation_bytes=held / 2,
+                               limit_bytes=limit, in_flight=1)  # fmt: skip
+
+    near = plot_memory([stage(0.3 * limit), stage(0.001 * limit)]).axes[0]
+    assert unit in near.get_xlabel()
+    assert near.get_xlim()[1] * 2.0 ** (40 if unit == "TiB" else 30) > limit
+    far = plot_memory([stage(0.001 * limit)]).axes[0]
+    assert "far beyond" in far.get_xlabel()
+    assert max(bar.get_width() for bar in far.patches) > 0.4 * far.get_xlim()[1]
 
 
 def test_reprs_are_one_line(planned):

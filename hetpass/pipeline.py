@@ -282,10 +282,13 @@ class Passes:
             except SplitError:
                 numbers = tuple(m for m in numbers if m != count)
                 continue
-            if wanted.sharding == "solved":
+            solved = wanted.sharding == "solved"
+            if solved and wanted.planner is None:
                 found, result = self._solved(chosen, cluster, wanted, count)
             elif chosen.facts.fingerprint != first.facts.fingerprint:
                 found, result = self._search(chosen, cluster, wanted, (count,))
+            if solved and wanted.planner is not None:
+                found = self.assigned(chosen, found, cluster)
             plan = replace(found, fingerprint=chosen.facts.fingerprint)
             return Decided(replace(chosen, notes=first.notes), plan, result)
 
@@ -306,19 +309,15 @@ class Passes:
 
     def _solved(
         self, step: Summarized, cluster: Cluster, wanted: Wanted, count: int
-    ) -> tuple[Plan, SearchResult | None]:
+    ) -> tuple[Plan, SearchResult]:
         """Stages by the costs of solved shardings, and the shardings that they came from."""
-        layered = step.layered
         solved = self._solved_tables(step, cluster, count)
-        if wanted.planner is not None:
-            found, _ = self._search(step, cluster, wanted, (count,))
-            return with_assignments(found, solved), None
         wish = search_options(wanted, (count,))
         result = self._run(
             "plan",
             lambda: search(step.facts, cluster, wish, lambda _: solved.costs, self.progress),
         )
-        return with_assignments(_open(result.plan, wanted, layered), solved), result
+        return with_assignments(_open(result.plan, wanted, step.layered), solved), result
 
     def _solved_tables(self, step: Summarized, cluster: Cluster, count: int) -> SolvedTables:
         graphs = self._run("graphs", lambda: operation_graphs(step.layered))

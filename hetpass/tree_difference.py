@@ -45,7 +45,8 @@ def call_difference(
         {names[i] if i < len(names) else f"argument {i}": a for i, a in enumerate(args)} | kwargs
         for args, kwargs in calls
     ]
-    return tree_difference(*map(jax.tree.structure, by_name), labels)
+    trees = [jax.tree.structure(call) for call in by_name]
+    return tree_difference(trees[0], trees[1], labels)
 
 
 def call_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -61,18 +61,20 @@ def test_written_stages_and_those_of_a_baseline_get_shardings(planned: hp.Planne
     state, batch = GPT.state(), next(GPT.batches())
     expected = jax.jit(GPT.step)(state, batch)
     assert differences(written.compile()(state, batch), expected) == []
+    passes: list[str] = []
     even = hp.het_parallelize(
         GPT.step,
         cluster=traced.cluster,
         num_microbatches=2,
         plan="even",
-        options=hp.Options(sharding="solved"),
+        options=hp.Options(sharding="solved", observer=lambda done: passes.append(done.name)),
     ).trace(GPT.state(), next(GPT.batches()))
     plain = hp.het_parallelize(
         GPT.step, cluster=traced.cluster, num_microbatches=2, plan="even"
     ).trace(GPT.state(), next(GPT.batches()))
     solved_stages = even.plan().plan.pipelines[0].stages
     assert any(stage.assignments for stage in solved_stages)
+    assert passes.count("plan") == passes.count("shard") == 1
     assert [(s.first_layer, s.last_layer) for s in solved_stages] == [
         (s.first_layer, s.last_layer) for s in plain.plan().plan.pipelines[0].stages
     ]

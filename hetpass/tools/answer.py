@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hetpass.tools.terminal import Terminal
+
+
+_NUMBER = re.compile(r"[+-]?[0-9.]+%?(?: ?[^\W\d_][^\s\d]*)?(?: of [0-9.]+ [A-Za-z]+)?(?: ←)?")
+"""12; 96.5%; "-3 ms"; "10.2 GiB of 41 GiB"; "97% ←". Not "0-3", "2 x 4", "0 · fast"."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,9 @@ class Table:
                 raise ValueError(f"{len(row)} cells in a row of {len(self.head)} columns: {row}")
 
     def right_aligned(self, column: int) -> bool:
-        """Whether every filled cell of a column starts with a digit or a sign."""
+        """Whether every filled cell of a column is a number, maybe with a unit or a mark."""
         cells = [row[column] for row in self.rows if row[column]]
-        return bool(cells) and all(cell[0] in "+-.0123456789" for cell in cells)
+        return bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def _head(plan: Plan) -> str:
     )
 
 
-def stage_table(evaluation: Evaluation) -> Table:
+def stage_table(evaluation: Evaluation, title: str = "") -> Table:
     """One row per stage."""
     rows = []
     for index, s in enumerate(evaluation.stages):
@@ -73,7 +73,7 @@ def stage_table(evaluation: Evaluation) -> Table:
         )
     head = ("stage", "devices", "group", "mesh", "layers", "F", "B", "send", "once", "in flight",
             "memory", "busy")  # fmt: skip
-    return Table(head, tuple(rows))
+    return Table(head, tuple(rows), title)
 
 
 def _remarks(evaluation: Evaluation) -> list[str]:

@@ -13,6 +13,8 @@ from hetpass.errors import ToolError
 from hetpass.ir.catalogue import catalogue, find_kind
 from hetpass.ir.cluster import DeviceGroup, Link
 from hetpass.ir.device_records import read_quantity
+from hetpass.ir.quantities import counted
+from hetpass.planner.evaluate import evaluate
 from hetpass.planner.search import SearchOptions
 from hetpass.planner.what_if import (
     AddGroup,
@@ -25,9 +27,9 @@ from hetpass.planner.what_if import (
     WhatIf,
     what_if,
 )
-from hetpass.tools.answer import Answer, Command
+from hetpass.tools.answer import Answer, Command, Table
 from hetpass.tools.bundle import declare_plan, read_bundle
-from hetpass.tools.plans import evaluation_data
+from hetpass.tools.plans import evaluation_data, seconds, stage_table
 from hetpass.tools.terminal import Terminal
 
 _GROUP = re.compile(r"(?P<name>[\w.-]+)=(?P<kind>[\w .-]+?)x(?P<one>\d+)(?:x(?P<two>\d+))?")
@@ -66,7 +68,18 @@ def whatif(arguments: Namespace, terminal: Terminal) -> Answer:
         "after": _data(found.after),
         "speedup": found.speedup if math.isfinite(found.speedup) else None,
     }
-    return Answer([str(found), *_unpriced(prices, found)], data)
+    own = evaluate(bundle.plan, bundle.facts, bundle.cluster, ASSUMED)
+    parts: list[str | Table] = [
+        f"planned anew for the cluster as it is, and as it would be; the plan itself takes "
+        f"{seconds(own.step_s)}",
+        str(found),
+        *_unpriced(prices, found),
+    ]
+    after = found.after.evaluation
+    if after is not None:
+        count = counted(after.plan.num_microbatches, "microbatch")
+        parts.append(stage_table(after, f"after, {count}"))
+    return Answer(parts, data)
 
 
 def _unpriced(prices: Prices, found: WhatIf) -> list[str]:

@@ -28,6 +28,28 @@ def test_plain_table_aligns_numbers_right():
     ]
 
 
+@pytest.mark.parametrize(
+    ("cells", "right"),
+    [
+        (("12", "-3.5", ""), True),
+        (("16.3 s", "280 us"), True),
+        (("1.25 GB/s", "7 µs"), True),
+        (("83%", "97% ←"), True),
+        (("896 KiB of 3.68 GiB", "10.2 GiB of 41.1 GiB"), True),
+        (("1.4x", "2x"), True),
+        (("0-3", "4-10"), False),
+        (("2 x 4", "4"), False),
+        (("0 · fast[2]",), False),
+        (("2 A100-40",), False),
+        (("300 GB/s, 5 us",), False),
+        (("3-5 on slow[2](data=2)",), False),
+        (("",), False),
+    ],
+)
+def test_columns_of_numbers_are_told(cells, right):
+    assert Table(("x",), tuple((cell,) for cell in cells)).right_aligned(0) == right
+
+
 def test_a_table_has_whole_rows():
     with pytest.raises(ValueError, match="1 cells"):
         Table(("a", "b"), (("1",),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -39,14 +39,19 @@ class ModelStep:
     parameter_count: int
 
 
-def model_step(name: str, batch_size: int | None = None, dtype: str | None = None) -> ModelStep:
+def model_step(
+    name: str, batch_size: int | None = None, dtype: str | None = None, layers: int | None = None
+) -> ModelStep:
     """The model called `name` (of `SIZES`).
 
     Args:
       batch_size: examples in a step; None: the family's usual.
       dtype: of the computation; None: float16, for Wide-ResNet float32. Parameters are float32.
+      layers: of a transformer, instead of its own number.
     """
     size, module = SIZES[name], _FAMILIES[name.partition("-")[0]]
+    if layers is not None and isinstance(size, TransformerSize):
+        size = replace(size, layers=layers)
     kind = dtype or ("float32" if isinstance(size, ResNetSize) else "float16")
     optimizer = optax.adamw(1e-4)
 

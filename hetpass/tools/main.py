@@ -77,7 +77,9 @@ def parser() -> argparse.ArgumentParser:
         if group:
             (word,) = group
             if word not in groups:
-                above = first.add_parser(word, help=f"hetpass {word} --help")
+                inside = [c for c in COMMANDS if c.name.startswith(f"{word} ")]
+                said = "; ".join(f"{c.name.removeprefix(word).strip()}: {c.help}" for c in inside)
+                above = first.add_parser(word, help=said)
                 groups[word] = above.add_subparsers(dest="word", metavar="WHAT", required=True)
             where = groups[word]
         sub = where.add_parser(name, help=command.help, description=command.help)

@@ -40,9 +40,12 @@ _NAMES: Mapping[SpanKind, str] = MappingProxyType(
 )
 _IDLE = "#ececec"
 _LANE_IN, _LINK_IN, _MEMORY_IN, _FRAME_IN = 0.42, 0.2, 1.3, 0.55
-_MIN_LABEL_SHARE = 0.0085
-"""A task narrower than this share of the picture carries no number, and no edge: white edges
-between narrow tasks look like idle time."""
+_MIN_EDGE_SHARE = 0.0085
+"""A task narrower than this share of the picture has no edge: white edges between narrow tasks look
+like idle time."""
+
+_DIGIT_SHARE = 0.006
+"""Wider by this for every further digit: a task carries its number where that fits."""
 
 _MIN_SHARE = 0.001
 """What is narrower is drawn this wide, a pixel and a half: a short transfer would vanish."""
@@ -119,7 +122,8 @@ def _draw_tracks(axis: Any, timeline: Timeline, scale: float, end_s: float) -> N
                 linewidth=[0.5 * _is_wide(span, end_s) for span in spans],
             )
             for span in spans:
-                if kind in ("F", "B", "W") and _is_wide(span, end_s):
+                digits = len(str(span.microbatch))
+                if kind in ("F", "B", "W") and _is_wide(span, end_s, digits):
                     _number(axis, span, timeline.start_s, scale, centre)
         top += height
         centres.append(centre)
@@ -144,8 +148,10 @@ def _drawn(span: Span, zero_s: float, scale: float, end_s: float) -> tuple[float
     return (span.start_s - zero_s) / scale, max(span.duration_s, _MIN_SHARE * end_s) / scale
 
 
-def _is_wide(span: Span, end_s: float) -> bool:
-    return span.duration_s > _MIN_LABEL_SHARE * end_s
+def _is_wide(span: Span, end_s: float, digits: int = 1) -> bool:
+    """Whether there is room for an edge, and for so many digits."""
+    share = _MIN_EDGE_SHARE + (digits - 1) * _DIGIT_SHARE
+    return span.duration_s > share * end_s
 
 
 def _number(axis: Any, span: Span, zero_s: float, scale: float, centre: float) -> None:

@@ -45,13 +45,16 @@ from hetpass.backend.priced_collectives import collective_differences
 from hetpass.cost.logical_meshes import LinkedMesh
 from hetpass.ir.catalogue import find_kind
 from hetpass.ir.devices import Link
-from hetpass.ir.operation_graph import Mesh
+from hetpass.ir.operation_graph import Mesh, OperationGraph
 from hetpass.ir.plan import Plan
+from hetpass.ir.program import Layered
 from hetpass.planner.intra_op.boundary import boundary_table
 from hetpass.planner.intra_op.chain import chained
 from hetpass.planner.intra_op.evaluate import evaluate
 from hetpass.planner.intra_op.program import program
+from hetpass.planner.intra_op.range_assignments import range_assignments
 from hetpass.planner.intra_op.setting import Setting
+from hetpass.planner.intra_op.shared_parameters import agreed
 from hetpass.planner.intra_op.solve import solve
 from hetpass.planner.schedule_choice import plan_schedule
 from hetpass.transforms.partition import partition
@@ -179,21 +182,7 @@ def run_chained(args: argparse.Namespace) -> list[dict[str, Any]]:
         graphs = operation_graphs(source)
         for mesh_name, axes in MODEL_MESHES.items():
             linked = LinkedMesh(axes, (slow, fast)[2 - len(axes) :])
-            setting = Setting(linked, find_kind("cpu"), MICROBATCHES, alone=False)
-            tables = [boundary_table(program(graph, setting)) for graph in graphs]
-            chain = chained([t for t in tables if t is not None], source.layer_kinds)
-            own, priced = [], Counter[str]()
-            path = chain.path(0, source.num_layers)
-            for kind, states in zip(source.layer_kinds, path, strict=True):
-                own.append(chain.tables[kind].made.assignment(chain.tables[kind].choices(*states)))
-                found = evaluate(graphs[kind], setting, own[-1])
-                assert not found.violations
-                for key, c in found.collectives.items():
-                    priced[_key(*key)] += c.result_bytes
-            plan = assigned_plan(source, [("a", axes, None)])
-            (pipeline,) = plan.pipelines
-            stage = replace(pipeline.stages[0], assignments=tuple(own))
-            plan = replace(plan, pipelines=(replace(pipeline, stages=(stage,)),))
+            plan, priced = chained_plan(source, graphs, linked)
             rows.append(
                 {"model": name, "mesh": mesh_name, **evaluated_and_emitted(plan, source, priced)}
             )
@@ -205,6 +194,27 @@ def run_chained(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def chained_plan(
+    source: Layered, graphs: Sequence[OperationGraph], linked: LinkedMesh
+) -> tuple[Plan, Counter[str]]:
+    """The best assignment of all layers on one stage; bytes of collectives by the evaluator."""
+    setting = Setting(linked, find_kind("cpu"), MICROBATCHES, alone=False)
+    made = agreed([program(graph, setting) for graph in graphs])
+    tables = [boundary_table(own) for own in made]
+    chain = chained([t for t in tables if t is not None], source.layer_kinds)
+    own = range_assignments(chain, 0, source.num_layers)
+    priced = Counter[str]()
+    for kind, assignment in zip(source.layer_kinds, own, strict=True):
+        found = evaluate(graphs[kind], setting, assignment)
+        assert not found.violations
+        for key, c in found.collectives.items():
+            priced[_key(*key)] += c.result_bytes
+    plan = assigned_plan(source, [("a", linked.axes, None)])
+    (pipeline,) = plan.pipelines
+    stage = replace(pipeline.stages[0], assignments=own)
+    return replace(plan, pipelines=(replace(pipeline, stages=(stage,)),)), priced
+
+
 def _key(when: str, kind: str, axes: Sequence[str]) -> str:
     return f"{when} {kind} {'x'.join(axes)}"
 
@@ -212,6 +222,7 @@ def _key(when: str, kind: str, axes: Sequence[str]) -> str:
 def evaluated_and_emitted(plan: Plan, source: Any, priced: Counter[str]) -> dict[str, Any]:
     emitted, reasons = Counter[str](), dict[str, list[str]]()
     compiled_differ = 0.0
+    compiled = []
     for executable in compiled_step(plan, source).executables:
         own = executable.program
         when = own.role if own.role in ("forward", "backward") else "once"
@@ -222,6 +233,7 @@ def evaluated_and_emitted(plan: Plan, source: Any, priced: Counter[str]) -> dict
         made = compiled_collectives(executable.call.as_text() or "", own.mesh)
         for d in collective_differences(own.emitted(), made, own.mesh):
             compiled_differ += d.difference_bytes
+            compiled.append(f"{own.role} {own.phase}: {d}")
     differ = {k: (priced[k], emitted[k]) for k in sorted({*priced, *emitted})}
     differ = {k: v for k, v in differ.items() if abs(v[0] - v[1]) > 0.5}
     total = sum(emitted.values())
@@ -232,6 +244,7 @@ def evaluated_and_emitted(plan: Plan, source: Any, priced: Counter[str]) -> dict
         "different_bytes": different,
         "share": different / max(total, 1.0),
         "compiled_differ_bytes": compiled_differ,
+        "compiled_differ": compiled,
         "differ": {k: {"bytes": v, "emitted for": reasons.get(k, [])} for k, v in differ.items()},
     }
 

@@ -20,6 +20,7 @@ import jax
 
 from hetpass.analysis.fingerprint import fingerprint
 from hetpass.analysis.operation_graph import operation_graphs
+from hetpass.analysis.region_recipes import region_recipes
 from hetpass.analysis.summarize import summarize
 from hetpass.backend.compile import CompiledStep, compile
 from hetpass.cost.analytic import ASSUMED
@@ -68,7 +69,6 @@ from hetpass.schedules.make import schedule_names
 from hetpass.simulator import simulate
 from hetpass.transforms.beside import stages_beside
 from hetpass.transforms.partition import partition, partition_layers
-from hetpass.transforms.recipes import region_recipes
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from hetpass._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var, open_jaxpr, scan_counts
 from hetpass.analysis.duplicable import duplicable_equations
+from hetpass.analysis.region_recipes import region_recipes
 from hetpass.ir.operation_graph import Phase, Role
 from hetpass.ir.program import Layered, SliceInput
 
@@ -81,12 +82,14 @@ class LayerEquations:
       outside: region variable -> its role where a layer reads it that does not make it; of a
         variable that equations of the region make, "inner".
       maker: region variable -> the number of its equation; duplicable ones are not here.
+      remade: numbers of the equations that every phase that reads their results runs for itself.
     """
 
     layered: Layered
     members: tuple[tuple[int, ...], ...]
     outside: Mapping[Var, Role]
     maker: Mapping[Var, int]
+    remade: frozenset[int]
 
     @classmethod
     def of(cls, layered: Layered, trained: frozenset[Var]) -> LayerEquations:
@@ -111,7 +114,9 @@ class LayerEquations:
                     span = layered.spans[number]
                     for layer in range(span.first, span.last + 1):
                         members[layer].append(number)
-        return cls(layered, tuple(map(tuple, members)), outside, maker)
+        free = region_recipes(program.region.eqns, program.region.invars)
+        remade = frozenset(number for number, again in enumerate(free) if again)
+        return cls(layered, tuple(map(tuple, members)), outside, maker, remade)
 
     def role(self, var: Var, layer: int) -> Role:
         """Of a value that the layer reads and does not make."""

@@ -121,8 +121,9 @@ class GraphSource:
         accumulated = self._accumulated(found)
         out = self._leaving(found)
         traffic = traffic_bytes(found, frozenset((*accumulated, *out[0], *out[1])))
+        again = {(o,) for n, o in found.ordinals.items() if n in self.equations.remade}
         operations = tuple(
-            _operation(draft, rule, traffic_of)
+            _operation(draft, rule, traffic_of, draft.path in again)
             for draft, rule, traffic_of in zip(found.drafts, rules, traffic, strict=True)
         )
         unknown = {o.name for o in operations if o.rule is None}
@@ -197,6 +198,7 @@ class GraphSource:
                     state * share if first else 0.0,
                     float(kept),
                     dims if dims != tuple(range(len(dims))) else (),
+                    elsewhere=not here,
                 )
             )
         return tuple(parameters)
@@ -232,7 +234,9 @@ def _item_bytes(var: Var) -> float:
     return aval_bytes(var.aval) / size if size else 1.0
 
 
-def _operation(draft: OperationDraft, rule: ShardingRule | None, traffic: float) -> Operation:
+def _operation(
+    draft: OperationDraft, rule: ShardingRule | None, traffic: float, remade: bool
+) -> Operation:
     eqn, name = draft.eqn, draft.eqn.primitive.name
     counted = draft.kind == "equation"
     sums = counted and name in SUMS and _sums_all(eqn, rule)
@@ -248,6 +252,7 @@ def _operation(draft: OperationDraft, rule: ShardingRule | None, traffic: float)
         count=draft.count,
         linear=not counted or _is_linear(draft),
         sums=sums,
+        remade=remade,
         path=draft.path,
     )
 

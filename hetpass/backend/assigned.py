@@ -47,7 +47,8 @@ class AssignedRun:
 
     Attributes:
       values: variable -> array and layout.
-      resharded: (variable, layout) -> the same value in that layout, for several readers.
+      resharded: (variable, layout) -> the same value in that layout, for several readers; also as
+        its operation leaves it.
     """
 
     choices: StageChoices
@@ -258,7 +259,8 @@ class AssignedRun:
             if value.layout == natural:
                 value = LaidOut(self.layouts.constrain(array, natural), natural)
             kept = at.layer.kept(number)
-            if kept is not None:
+            if kept is not None and kept != pinned:
+                self.resharded[var, pinned] = value
                 value = self.layouts.reshard(value, kept, reason)
             results.append(value)
         return results

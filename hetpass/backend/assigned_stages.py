@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from hetpass._jax import Var, make_jaxpr_value, make_var
 from hetpass.analysis.operation_graph import GraphSource, LayerGraph, layer_graphs
 from hetpass.backend.crossing_sums import crossing_sums
-from hetpass.backend.slot_layouts import MICROBATCH_ROLES, read_places, slot_layouts
+from hetpass.backend.slot_layouts import MICROBATCH_ROLES, read_place, slot_layouts
 from hetpass.backend.stage_choices import StageChoices
 from hetpass.errors import PlanError
 from hetpass.ir.kinds import Whole
@@ -109,45 +109,93 @@ def _check_scans(
                 )
 
 
+_Copies = dict[tuple[int, Layout], int]
+"""(slot, layout) -> the slot of its copy in that layout."""
+
+
 def _gather_once(staged: Staged, choices: Mapping[int, StageChoices]) -> Staged:
     """Parameters that are gathered once per step get a slot for the copy in use, written by one
     more prologue fragment per stage."""
     written = {o.slot for f in staged.fragments for o in f.outputs}
     slots = list(staged.slots)
-    copies: dict[int, int] = {}
+    copies: _Copies = {}
     fragments = []
     for fragment in staged.fragments:
         if fragment.role in MICROBATCH_ROLES and fragment.stage in choices:
-            places = read_places(choices[fragment.stage], fragment.jaxpr)
-            inputs = list(fragment.inputs)
-            for k, (var, source) in enumerate(zip(fragment.jaxpr.invars, inputs, strict=True)):
-                place = places.get(var)
-                if place is None or not isinstance(source, Read) or source.slot in written:
-                    continue
-                slot = slots[source.slot]
-                layer, number = place.layer, place.number
-                same = layer.at_rest(number) == layer.kept(number)
-                if slot.scope == "step" and layer.is_gathered_once(number) and not same:
-                    if slot.index not in copies:
-                        copies[slot.index] = len(slots)
-                        slots.append(_copy_of(slot, len(slots)))
-                    inputs[k] = Read(copies[slot.index])
-            fragment = replace(fragment, inputs=tuple(inputs))
+            given = {
+                var: source.slot
+                for var, source in zip(fragment.jaxpr.invars, fragment.inputs, strict=True)
+                if isinstance(source, Read)
+                and source.slot not in written
+                and slots[source.slot].scope == "step"
+            }
+            fragment = _reading_copies(fragment, choices[fragment.stage], given, copies, slots)
         fragments.append(fragment)
     if not copies:
         return staged
     phase = 1 + max((f.phase for f in staged.fragments if f.role == "prologue"), default=0)
-    stages = sorted({slots[index].stage for index in copies})
+    stages = sorted({slots[index].stage for index in copies.values()})
     added = [_gathering(stage, phase, copies, slots) for stage in stages]
     return replace(staged, slots=tuple(slots), fragments=(*added, *fragments))
+
+
+def _reading_copies(
+    fragment: Fragment,
+    choices: StageChoices,
+    given: Mapping[Var, int],
+    copies: _Copies,
+    slots: list[Slot],
+) -> Fragment:
+    """The fragment, in which every layer reads its own copy of a parameter, if it has one.
+
+    Args:
+      given: inputs that may be parameters -> their slots.
+      copies, slots: of all fragments, added to.
+    """
+    jaxpr = fragment.jaxpr
+    added: dict[int, Var] = {}  # copy -> the input that it is read as
+    eqns = []
+    for eqn in jaxpr.eqns:
+        invars = list(eqn.invars)
+        for position, atom in enumerate(eqn.invars):
+            place = read_place(choices, eqn, position) if isinstance(atom, Var) else None
+            if place is None or atom not in given:
+                continue
+            kept, resting = (
+                place.stack(layout)
+                for layout in (place.layer.kept(place.number), place.layer.at_rest(place.number))
+            )
+            if place.layer.is_gathered_once(place.number) and kept is not None and kept != resting:
+                slot = slots[given[atom]]
+                if (slot.index, kept) not in copies:
+                    copies[slot.index, kept] = len(slots)
+                    slots.append(_copy_of(slot, len(slots)))
+                copy = copies[slot.index, kept]
+                invars[position] = added.setdefault(copy, make_var(atom.aval))
+        eqns.append(eqn.replace(invars=invars) if added else eqn)
+    if not added:
+        return fragment
+    read = {a for e in eqns for a in e.invars if isinstance(a, Var)} | {*jaxpr.outvars}
+    left = [
+        (v, source)
+        for v, source in zip(jaxpr.invars, fragment.inputs, strict=True)
+        if v in read or v not in given
+    ]
+    return replace(
+        fragment,
+        jaxpr=make_jaxpr_value(
+            [*(v for v, _ in left), *added.values()], jaxpr.outvars, eqns, jaxpr.constvars
+        ),
+        inputs=(*(source for _, source in left), *(Read(copy) for copy in added)),
+    )
 
 
 def _copy_of(slot: Slot, index: int) -> Slot:
     return Slot(index, slot.stage, slot.aval, "step", Whole(), False, f"{slot.name} in use")
 
 
-def _gathering(stage: int, phase: int, copies: Mapping[int, int], slots: list[Slot]) -> Fragment:
-    pairs = [(a, b) for a, b in copies.items() if slots[a].stage == stage]
+def _gathering(stage: int, phase: int, copies: _Copies, slots: list[Slot]) -> Fragment:
+    pairs = [(a, b) for (a, _), b in copies.items() if slots[a].stage == stage]
     invars: list[Var] = [make_var(slots[a].aval) for a, _ in pairs]
     return Fragment(
         stage=stage,

@@ -86,6 +86,8 @@ class Operation:
         that operands that are all partial along an axis give results that are.
       sums: whether the reduction of its rule is a sum (a product of matrices, a sum), so that its
         results may be left partial; else (a maximum) they are reduced at once.
+      remade: whether every phase that reads its results makes them again for itself, rather than
+        have them held in between (a broadcast, a transpose).
       path: finds the equation again; made and read by the passes on programs only.
     """
 
@@ -100,6 +102,7 @@ class Operation:
     count: int = 1
     linear: bool = False
     sums: bool = False
+    remade: bool = False
     path: tuple[int, ...] = ()
 
 
@@ -112,6 +115,8 @@ class Parameter:
       gradient: the value that is summed over microbatches; None if there is none here.
       state_bytes: master copy and optimizer state, whole; cut as the parameter at rest is.
       accumulator_bytes: of the gradient's accumulator, whole.
+      elsewhere: its state is that of an earlier layer that reads it too (a tied embedding), and
+        rests as that layer has it.
       gradient_dims: per dimension of the gradient, the dimension of the value that it is (the
         update transposes it); None: one that is no single dimension of the value. () with a
         gradient: the same dimensions.
@@ -122,6 +127,7 @@ class Parameter:
     state_bytes: float
     accumulator_bytes: float
     gradient_dims: tuple[int | None, ...] = ()
+    elsewhere: bool = False
 
     def of_gradient(self, layout: Layout) -> Layout:
         """A layout of the value, in the dimensions of its gradient."""

@@ -27,11 +27,11 @@ from hetpass._jax import (
     scan_counts,
     scan_params,
 )
+from hetpass.analysis.region_recipes import region_recipes
 from hetpass.ir.kinds import Batched, Kind, Partial, Whole, Zero
 from hetpass.ir.program import Layered
 from hetpass.transforms.dead_code import live_equations
 from hetpass.transforms.localize import LocalCode, localize
-from hetpass.transforms.recipes import region_recipes
 from hetpass.transforms.region import RegionDraft, marks
 
 _B, _W = (0, "backward"), (0, "weight")

@@ -28,6 +28,7 @@ from types import MappingProxyType
 
 from hetpass._jax import DropVar, JaxprEqn, Literal, Var
 from hetpass.analysis.operation_graph import GraphSource
+from hetpass.analysis.region_recipes import region_recipes
 from hetpass.errors import PlanError
 from hetpass.ir.plan import Plan
 from hetpass.ir.program import (
@@ -58,7 +59,7 @@ from hetpass.transforms.pack_transfers import pack_transfers
 from hetpass.transforms.pairing import pair_leaves
 from hetpass.transforms.phases import Demand, Node, phases
 from hetpass.transforms.placement import Placement, Votes, place
-from hetpass.transforms.recipes import once_recipes, region_recipes
+from hetpass.transforms.recipes import once_recipes
 from hetpass.transforms.recompute import recompute
 from hetpass.transforms.sizes import aval_bytes
 from hetpass.transforms.split_conds import split_conds

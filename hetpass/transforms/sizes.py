@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-SMALL_BYTES = 1024
-"""Up to here a value is cheaper to compute twice than to send: a launch dwarfs it."""
+from hetpass.analysis.region_recipes import SMALL_BYTES as SMALL_BYTES
 
 
 def elements(aval: Any) -> int:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from hetpass.analysis.region_recipes import region_recipes
 from hetpass.analysis.summarize import summarize
 from hetpass.cost.analytic import Submesh
 from hetpass.cost.range_bytes import range_bytes
@@ -18,7 +19,6 @@ from hetpass.frontend.segment import segment
 from hetpass.frontend.trace import Signature, trace
 from hetpass.ir.facts import ProgramFacts
 from hetpass.transforms.partition import partition_layers
-from hetpass.transforms.recipes import region_recipes
 from tests.analysis.partitioned_bytes import held_bytes, sent_bytes
 from tests.frontend import layer_models as models
 from tests.small_gpt import training

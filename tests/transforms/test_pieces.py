@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import pytest
 
 from hetpass._jax import make_jaxpr_value, open_jaxpr
+from hetpass.analysis.region_recipes import region_recipes
 from hetpass.ir.kinds import Partial
 from hetpass.ir.program import Accumulated, InputLeaf
 from hetpass.transforms.dead_code import live_equations, restrict_cond
 from hetpass.transforms.defer_partials import defer_partials
 from hetpass.transforms.pairing import pair_leaves
 from hetpass.transforms.phases import Demand, Node, phases
-from hetpass.transforms.recipes import once_recipes, region_recipes
+from hetpass.transforms.recipes import once_recipes
 from tests.transforms.build import layered
 from tests.transforms.test_once_per_step import TRANSFORMS, optimized
 from tests.transforms.test_partition import check, tied

@@ -35,6 +35,7 @@ class BoundaryTable:
 
     Attributes:
       made: the program.
+      price: of memory, seconds per byte.
       left, right: states at its two ends; one empty state where nothing crosses.
       costs: shape [left, right], seconds of a step and the price of its memory, of the best
         assignment that is known.
@@ -42,6 +43,7 @@ class BoundaryTable:
     """
 
     made: Program
+    price: float
     left: tuple[State, ...]
     right: tuple[State, ...]
     costs: Floats
@@ -106,7 +108,7 @@ def boundary_table(
         if not np.isfinite(costs).any():
             return None
         decoder = _Eliminated(merged, rest, everything)
-        return BoundaryTable(made, left, right, costs, costs, decoder)
+        return BoundaryTable(made, price, left, right, costs, costs, decoder)
     near = near_optima(rest.core, ends, effort)
     if near is None:
         return None
@@ -118,7 +120,9 @@ def boundary_table(
     for state in states:
         beyond[state] = near.bound
     lower = np.maximum(lower, beyond) + rest.cost
-    return BoundaryTable(made, left, right, around.costs, np.minimum(lower, around.costs), around)
+    return BoundaryTable(
+        made, price, left, right, around.costs, np.minimum(lower, around.costs), around
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -233,7 +233,7 @@ def _meeting(before: BoundaryTable, after: BoundaryTable) -> Floats:
     arrives. If no states agree, values are resharded in between.
     """
     ones, others = right_values(before.made.graph), left_values(after.made.graph)
-    matches = _matched(
+    matches = matched(
         [before.made.graph.values[v] for v in ones], [after.made.graph.values[v] for v in others]
     )
     mesh, count = after.made.setting.mesh, after.made.setting.num_microbatches
@@ -261,7 +261,7 @@ def _meeting(before: BoundaryTable, after: BoundaryTable) -> Floats:
     return arriving[0][:, None] + arriving[1][None, :] + agreeing
 
 
-def _matched(ones: Sequence[Value], others: Sequence[Value]) -> list[tuple[int, int]]:
+def matched(ones: Sequence[Value], others: Sequence[Value]) -> list[tuple[int, int]]:
     """Positions of values that are the same on both sides, in order."""
     alike = [[(v.shape, v.item_bytes) for v in side] for side in (ones, others)]
     blocks = SequenceMatcher(None, alike[0], alike[1], autojunk=False).get_matching_blocks()

@@ -58,20 +58,37 @@ class Dataflow:
         gradient = self.graph.parameters[number].gradient
         return gradient if gradient is not None and self.owners[gradient] == number else None
 
+    @cached_property
+    def phases(self) -> tuple[frozenset[Phase], ...]:
+        """In which each operation runs: its own; where its results are remade, those of whoever
+        reads them."""
+        graph = self.graph
+        leaving = {*graph.activations_out, *graph.cotangents_out, *graph.accumulated}
+        wanted: list[set[Phase]] = [set() for _ in graph.values]
+        found: list[frozenset[Phase]] = []
+        for operation in reversed(graph.operations):
+            phases: set[Phase] = {operation.phase}
+            if operation.remade:
+                readers = set[Phase]().union(*(wanted[v] for v in operation.results))
+                phases = readers | (phases if leaving & {*operation.results} else set())
+            for v in operation.operands:
+                wanted[v] |= phases
+            found.append(frozenset(phases or {operation.phase}))
+        return tuple(reversed(found))
+
     def reading_phases(self, value: int) -> frozenset[Phase]:
         """The phases that read a value."""
-        operations = self.graph.operations
-        return frozenset(operations[reader.operation].phase for reader in self.readers[value])
+        return frozenset[Phase]().union(*(self.phases[r.operation] for r in self.readers[value]))
 
     @cached_property
     def residuals(self) -> frozenset[int]:
-        """Values of a microbatch that are there in forward and read in backward."""
+        """Values of a microbatch that forward has, and backward reads and does not make again."""
         found = set()
         for v, value in enumerate(self.graph.values):
             if value.role in ("parameter", "whole", "cotangent"):
                 continue
             made = self.producers.get(v)
-            early = made is None or self.graph.operations[made[0]].phase == "forward"
+            early = made is None or "backward" not in self.phases[made[0]]
             if early and "backward" in self.reading_phases(v):
                 found.add(v)
         return frozenset(found)
@@ -96,7 +113,8 @@ class Dataflow:
           alone: what the layer gives to the next is not needed again; inside a stage it is.
         """
         operations = self.graph.operations
-        wanted = set(self.residuals) | (set() if alone else set(self.graph.activations_out))
+        wanted = set() if alone else set(self.graph.activations_out)
+        wanted |= {v for o in operations if o.phase == "backward" for v in o.operands}
         found = set()
         for k in reversed(range(len(operations))):
             if operations[k].phase == "forward" and wanted & set(operations[k].results):

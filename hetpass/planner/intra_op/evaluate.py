@@ -142,10 +142,10 @@ class _Meter:
         )
 
     def times(self, number: int) -> tuple[When, ...]:
-        phase = self.graph.operations[number].phase
+        phases: set[When] = {*self.flow.phases[number]}
         if self.assignment.recompute and number in self.again:
-            return "forward", "backward"
-        return (phase,)
+            phases.add("backward")
+        return tuple(sorted(phases, reverse=True))
 
     def local_bytes(self, value: Value, layout: Layout) -> float:
         return value.size_bytes / ways(layout, self.mesh)

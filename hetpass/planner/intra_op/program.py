@@ -7,8 +7,9 @@ step: what happens in every microbatch counts M times, what happens once per ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, cast
 
 import numpy as np
@@ -118,16 +119,25 @@ class Program:
         )
 
 
-def program(graph: OperationGraph, setting: Setting) -> Program:
-    """The nodes and edges of a graph in a setting."""
-    return _Builder(graph, setting).built()
+def program(
+    graph: OperationGraph, setting: Setting, resting: Mapping[str, Layout] = MappingProxyType({})
+) -> Program:
+    """The nodes and edges of a graph in a setting.
+
+    Args:
+      resting: parameter, by name -> how it lies at rest, where that is decided already.
+    """
+    return _Builder(graph, setting, resting).built()
 
 
 class _Builder:
     """Collects nodes and edges."""
 
-    def __init__(self, graph: OperationGraph, setting: Setting) -> None:
+    def __init__(
+        self, graph: OperationGraph, setting: Setting, resting: Mapping[str, Layout]
+    ) -> None:
         self.graph, self.setting, self.flow = graph, setting, Dataflow(graph)
+        self.resting = resting
         self.mesh = setting.mesh.axes
         self.again = self.flow.repeated(alone=setting.alone)
         self.nodes: list[Node] = []
@@ -193,9 +203,10 @@ class _Builder:
 
     def runs(self, number: int) -> int:
         """How often an operation runs in a step."""
-        again = self.setting.recompute and number in self.again
-        count = self.graph.operations[number].count
-        return self.setting.num_microbatches * count * (2 if again else 1)
+        phases = set(self.flow.phases[number])
+        if self.setting.recompute and number in self.again:
+            phases.add("backward")
+        return self.setting.num_microbatches * self.graph.operations[number].count * len(phases)
 
     def strategy_s(self, operation: Operation, strategy: Strategy) -> float:
         """Of one run: arithmetic, memory traffic, and the reduction of its results."""
@@ -313,7 +324,8 @@ class _Builder:
         """At rest, in use, accumulator."""
         parameter, setting = self.graph.parameters[number], self.setting
         value = self.graph.values[parameter.value]
-        resting = layouts(value.shape, self.mesh)
+        decided = self.resting.get(value.name)
+        resting = layouts(value.shape, self.mesh) if decided is None else (decided,)
         share = 1 / np.array([ways(layout, self.mesh) for layout in resting])
         touched = 2 * parameter.state_bytes + parameter.accumulator_bytes
         gradient = self.flow.gradient(number)

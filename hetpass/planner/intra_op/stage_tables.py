@@ -33,7 +33,9 @@ from hetpass.planner.intra_op.evaluate import measured
 from hetpass.planner.intra_op.linear_program import Effort
 from hetpass.planner.intra_op.pbqp import Floats
 from hetpass.planner.intra_op.program import program
+from hetpass.planner.intra_op.range_assignments import range_assignments
 from hetpass.planner.intra_op.setting import Setting
+from hetpass.planner.intra_op.shared_parameters import agreed
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,7 @@ class SolvedTables:
 
     def assignments(self, table: int, first: int, end: int) -> tuple[Assignment, ...]:
         """How the layers first … end - 1 run in a stage of a table, as a plan has them."""
-        chain = self.chains[table]
-        found = []
-        for layer, (left, right) in zip(range(first, end), chain.path(first, end), strict=True):
-            own = chain.tables[chain.kinds[layer]]
-            found.append(own.made.assignment(own.choices(left, right)))
-        return tuple(found)
+        return range_assignments(self.chains[table], first, end)
 
 
 def intra_op_tables(
@@ -180,7 +177,8 @@ class _Solver:
         chains: list[Chain] = []
         prices = sorted(self.options.prices)
         for price in prices if mesh.devices > 1 else prices[:1]:
-            tables = [boundary_table(m, price * rate, self.options.effort) for m in made]
+            own = agreed(made, price * rate, self.options.effort)
+            tables = [boundary_table(m, price * rate, self.options.effort) for m in own]
             known = [table for table in tables if table is not None]
             if len(known) < len(tables):  # a number format that the kind lacks
                 return []

@@ -13,6 +13,7 @@ from hetpass.planner.intra_op.chain import chained
 from hetpass.planner.intra_op.evaluate import evaluate
 from hetpass.planner.intra_op.linear_program import Effort
 from hetpass.planner.intra_op.program import program
+from hetpass.planner.intra_op.range_assignments import crossings, range_assignments
 from tests.planner.intra_op.layer_graphs import random_layer, stacked, transformer_block
 from tests.planner.intra_op.random_graphs import random_setting
 
@@ -158,3 +159,19 @@ def test_what_crosses_more_than_one_boundary_arrives():
     assert np.isfinite(found.costs[0, 3])
     assert found.costs[0, 3] >= near.costs[0, 3] * (1 - 1e-9)
     assert len(found.path(0, 3)) == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_crosses_layers_lies_alike_and_no_worse_than_the_states_have_it(seed):
+    _, setting, graphs, order, chain = chain_of(seed, 2, layers=4)
+    tables = [chain.tables[kind] for kind in order]
+    own = range_assignments(chain, 0, len(order))
+    found = [evaluate(graphs[kind], setting, a) for kind, a in zip(order, own, strict=True)]
+    assert not any(priced.violations for priced in found)
+    total = sum(p.step_s(setting.num_microbatches) for p in found)
+    assert total <= chain.costs[0, -1] * (1 + 1e-9)
+    crossing = crossings(tables)
+    assert crossing
+    for value in crossing:
+        numbers = {k: {n: v for v, n in tables[k].made.boundary.items()}[n] for k, n in value}
+        assert len({own[k].stored[v] for k, v in numbers.items()}) == 1

@@ -28,6 +28,24 @@ def test_residuals_are_what_backward_reads_of_forward():
     assert flow.residuals <= flow.canonical
 
 
+def test_what_is_remade_is_not_held():
+    graph = mlp(4, 8, 2)
+    tanh = next(k for k, o in enumerate(graph.operations) if o.name == "tanh")
+    result = graph.operations[tanh].results[0]
+    remade = Dataflow(
+        replace(
+            graph,
+            operations=tuple(replace(o, remade=k == tanh) for k, o in enumerate(graph.operations)),
+        )
+    )
+    assert result in Dataflow(graph).residuals
+    assert remade.residuals == Dataflow(graph).residuals - {result} | {
+        *graph.operations[tanh].operands
+    }
+    assert remade.phases[tanh] == {"forward", "backward"}
+    assert all(remade.phases[k] == {o.phase} for k, o in enumerate(graph.operations) if k != tanh)
+
+
 def test_what_runs_again_serves_backward_or_the_next_layer():
     graph = mlp(4, 8, 2)
     flow = Dataflow(graph)

@@ -42,7 +42,7 @@ class CollectiveCount:
     result_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FragmentReport:
     """One executable. Bytes are per device; `peak_bytes` = arguments + outputs + temporaries
     - aliased (the compiler's own peak leaves temporaries out on CPU). `differences`: where the
@@ -74,6 +74,9 @@ class FragmentReport:
             f"{found or 'no collectives'}, compiled in {self.compile_s:.2f} s"
         )
         return "\n".join([line, *(f"  not as priced: {d}" for d in self.differences)])
+
+    def __repr__(self) -> str:
+        return f"<FragmentReport {self}>"
 
 
 def report(compiled: CompiledStep) -> tuple[FragmentReport, ...]:

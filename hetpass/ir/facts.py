@@ -155,7 +155,7 @@ class SharedBytes:
     held_bytes: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProgramFacts:
     """A program of L layers, in order.
 
@@ -327,8 +327,14 @@ class ProgramFacts:
         for layer in self.layers:
             kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
         rows = [f"  {count} x {kind}" for kind, count in kinds.items()]
-        head = f"facts: {counted(self.num_layers, 'layer')}, batch of {self.batch_size}"
-        return "\n".join([head, *rows])
+        return "\n".join([f"facts: {self._head}", *rows])
+
+    def __repr__(self) -> str:
+        return f"<ProgramFacts: {self._head}>"
+
+    @property
+    def _head(self) -> str:
+        return f"{counted(self.num_layers, 'layer')}, batch of {self.batch_size}"
 
 
 def _short(record: Mapping[str, Any], index: int) -> LayerFacts:

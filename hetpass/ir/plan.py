@@ -23,7 +23,7 @@ from typing import Any
 
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan_text import check_place, parse_stages, range_text, stages_text
-from hetpass.ir.quantities import counted
+from hetpass.ir.quantities import counted, spelled
 from hetpass.ir.records import at, nearest, shown
 from hetpass.ir.schedule import read_tasks
 from hetpass.ir.stage_plan import (
@@ -320,7 +320,7 @@ class Plan:
             "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        lines += [f"  predicted {name}: {value:.4g}" for name, value in self.predictions.items()]
+        lines += [f"  predicted {_predicted(*item)}" for item in self.predictions.items()]
         return "\n".join([head, *lines])
 
     # -- JSON ---------------------------------------------------------------------------------
@@ -386,6 +386,13 @@ def _checked_tasks(line: Any) -> str:
     except ValueError as fault:
         READER.refuse("TASKS", str(fault), ways_out=['write tasks as "F0.0 F0.1 B0.0"'])
     return text
+
+
+def _predicted(name: str, value: float) -> str:
+    """ "step_s" is in seconds, as the names of all numbers say their units."""
+    if name.endswith("_s"):
+        return f"{name.removesuffix('_s')}: {spelled(value, 'time', 4)}"
+    return f"{name}: {value:.4g}"
 
 
 def _notes(stage: StagePlan) -> str:

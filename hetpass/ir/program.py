@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from hetpass._jax import Atom, Jaxpr, JaxprEqn, ShapedArray, Var
 from hetpass.ir.kinds import Batched, CombineOp, Kind
+from hetpass.ir.quantities import counted
 
 # ---------------------------------------------------------------------------------------------
 # Traced
@@ -46,7 +47,7 @@ class InputLeaf:
     zeros: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Traced:
     """An unmodified step as one flat jaxpr (calls inlined), at B and at its probes.
 
@@ -87,6 +88,9 @@ class Traced:
         from hetpass.ir import text
 
         return text.traced(self)
+
+    def __repr__(self) -> str:  # a session that shows a value shall not show all of a model
+        return f"<Traced {self.name}: {counted(len(self.jaxpr.eqns), 'equation')}>"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -143,7 +147,7 @@ class Joined:
 RegionOutput = Accumulated | Joined
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepProgram:
     """A step with its microbatch region found: prologue, M times the region, epilogue.
 
@@ -175,6 +179,10 @@ class StepProgram:
 
         return text.step_program(self)
 
+    def __repr__(self) -> str:
+        of = f"{self.traced.name}: {counted(self.num_microbatches, 'microbatch')}"
+        return f"<StepProgram {of} of {counted(len(self.region.eqns), 'equation')}>"
+
 
 # ---------------------------------------------------------------------------------------------
 # Layered
@@ -193,7 +201,7 @@ class LayerSpan:
     last: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Layered:
     """A StepProgram whose region is cut into layers.
 
@@ -229,6 +237,10 @@ class Layered:
         from hetpass.ir import text
 
         return text.layered(self)
+
+    def __repr__(self) -> str:
+        of = f"{self.program.traced.name}: {counted(self.num_layers, 'layer')}"
+        return f"<Layered {of}, {counted(self.program.num_microbatches, 'microbatch')}>"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -398,7 +410,7 @@ class FromLiteral:
 Result = FromSlot | FromInput | FromLiteral
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Staged:
     """A step cut into fragments and transfers: what the backend compiles and the runtime runs.
 
@@ -432,3 +444,8 @@ class Staged:
         from hetpass.ir import text
 
         return text.staged(self)
+
+    def __repr__(self) -> str:
+        of = f"{self.layered.program.traced.name}: {counted(self.num_stages, 'stage')}"
+        fragments = counted(len(self.fragments), "fragment")
+        return f"<Staged {of}, {fragments}, {counted(len(self.transfers), 'transfer')}>"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hetpass.errors import ScheduleError
-from hetpass.ir.quantities import spelled
+from hetpass.ir.quantities import counted, spelled
 
 SpanKind = Literal["F", "B", "W", "update", "send-F", "send-B"]
 """F, B, W: tasks. update: gradient sync and optimizer, once per step. send-F: an activation from
@@ -95,7 +95,7 @@ class Shares:
         return self.exposed + self.bubble
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """The spans of one step.
 
@@ -250,13 +250,18 @@ class Timeline:
         Path(path).write_text(json.dumps(self.chrome_trace()), encoding="utf-8")
 
     def __str__(self) -> str:
-        head = f"{self.makespan_s:.6g} s from first start to last end"
+        head = f"{spelled(self.makespan_s, 'time', 4)} from first start to last end"
         rows = [
             f"  {lane}: busy {s.busy:.1%}, exposed transfer {s.exposed:.1%}, bubble {s.bubble:.1%}"
             for lane, s in zip(self.lanes, self.shares(), strict=True)
         ]
         rows += [f"  {c.track}: holds up to {spelled(c.peak_bytes, 'bytes')}" for c in self.memory]
         return "\n".join([head, *rows])
+
+    def __repr__(self) -> str:
+        tracks = f"{counted(len(self.lanes), 'lane')}, {counted(len(self.links), 'link')}"
+        spans = counted(len(self.spans), "span")
+        return f"<Timeline: {tracks}, {spans} in {spelled(self.makespan_s, 'time')}>"
 
 
 def _reads(span: Span) -> tuple[tuple[SpanKind, int, int], ...]:

@@ -17,7 +17,7 @@ from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
-from hetpass.ir.quantities import counted
+from hetpass.ir.quantities import counted, spelled
 from hetpass.planner.as_plan import as_plan
 from hetpass.planner.inter_op import InterOp, InterOpOptions
 from hetpass.planner.judge import ADAPTIVE, AUTO, FAMILY, Judged, judged
@@ -83,7 +83,7 @@ class Candidate:
     objective_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SearchResult:
     """What was found.
 
@@ -103,6 +103,10 @@ class SearchResult:
     bounds: int
     gap: float
     interrupted: bool = False
+
+    def __repr__(self) -> str:
+        step, others = spelled(self.best.step_s, "time"), len(self.rejected)
+        return f"<SearchResult: step {step}, gap {self.gap:.2%}, {others} rejected>"
 
 
 def search(

@@ -215,7 +215,7 @@ def test_save_and_load(tmp_path):
     plan = replace(parse(TEXT), predictions={"step_s": 0.31}, fingerprint="abc")
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
-    assert "predicted step_s: 0.31" in str(plan)
+    assert "predicted step: 310 ms" in str(plan)
     with pytest.raises(PlanError):
         Plan.load(tmp_path / "plan.toml")
     with pytest.raises(PlanError, match="No such file"):

@@ -72,6 +72,13 @@ def test_reprs_are_one_line(planned):
         "45", str(len(planned.traced.program.jaxpr.eqns))
     )
     assert repr(planned) == "<Planned step: 4 layers on 2 stages, 4 microbatches, schedule 1f1b>"
+    inside = [planned.traced.program, planned.layered.program, planned.layered, planned.facts]
+    staged = planned.traced.settings.passes.partition(planned.layered, planned.plan)
+    for value in (*inside, staged, planned.timeline(), planned.traced.plan().search):
+        text = repr(value)
+        assert text.startswith(f"<{type(value).__name__}")
+        assert "\n" not in text
+        assert len(text) < 100
 
 
 def test_notebooks_show_a_table(planned):

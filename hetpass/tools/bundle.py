@@ -119,7 +119,7 @@ def read_bundle(arguments: Namespace, plan: str | None = None) -> Bundle:
             text,
             cluster=cluster,
             num_layers=facts.num_layers,
-            num_microbatches=arguments.microbatches or 8,
+            num_microbatches=8 if arguments.microbatches is None else arguments.microbatches,
         )
     elif arguments.microbatches not in (None, loaded.num_microbatches):
         raise ToolError(

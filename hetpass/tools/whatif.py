@@ -34,7 +34,7 @@ from hetpass.tools.terminal import Terminal
 
 _GROUP = re.compile(r"(?P<name>[\w.-]+)=(?P<kind>[\w .-]+?)x(?P<one>\d+)(?:x(?P<two>\d+))?")
 _LINK = re.compile(r"(?P<first>[\w.-]+):(?P<second>[\w.-]+)=(?P<latency>[^,]+),(?P<bandwidth>.+)")
-_PRICE = re.compile(r"(?P<kind>[\w .-]+)=(?P<price>[0-9.]+)")
+_PRICE = re.compile(r"(?P<kind>[\w .-]+)=(?P<price>[0-9]+\.?[0-9]*|\.[0-9]+)")
 
 
 def whatif(arguments: Namespace, terminal: Terminal) -> Answer:
@@ -57,6 +57,13 @@ def whatif(arguments: Namespace, terminal: Terminal) -> Answer:
                 "--replace NAME=KINDxN",
                 "--link A:B=…",
             ],
+        )
+    if arguments.tokens is not None and arguments.tokens < 1:
+        raise ToolError(
+            "HP-TOOL-ARGUMENTS",
+            f"{arguments.tokens} tokens in an example",
+            where="--tokens",
+            ways_out=["a whole number of at least 1"],
         )
     prices = Prices(dict(map(_price, arguments.price)), arguments.tokens)
     options = SearchOptions()

@@ -126,6 +126,12 @@ def test_refusals_are_told_and_not_traced(hetpass, saved, tmp_path):
         ("cluster show p.json", "HP-TOOL-SORT"),
         ("plan gpt-tiny --cluster p.json", "HP-TOOL-SORT"),
         ("explain my_step.py:train_step", "HP-TOOL-PLAN"),
+        (
+            "explain slow:0-5 --facts p.facts.json --cluster c.toml --microbatches 0",
+            "HP-PLAN-MICRO",
+        ),
+        ("whatif p.json --remove slow --tokens 0", "HP-TOOL-ARGUMENTS"),
+        ("whatif p.json --remove slow --price cpu=.", "HP-TOOL-ARGUMENTS"),
         ("", "HP-TOOL-USAGE"),
         ("explode", "HP-TOOL-USAGE"),
         ("cluster", "HP-TOOL-USAGE"),

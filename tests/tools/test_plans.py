@@ -128,7 +128,7 @@ def test_refusals_are_told_and_not_traced(hetpass, saved, tmp_path):
         ("explain my_step.py:train_step", "HP-TOOL-PLAN"),
         (
             "explain slow:0-5 --facts p.facts.json --cluster c.toml --microbatches 0",
-            "HP-PLAN-MICRO",
+            "HP-PLAN-VALUE",
         ),
         ("whatif p.json --remove slow --tokens 0", "HP-TOOL-ARGUMENTS"),
         ("whatif p.json --remove slow --price cpu=.", "HP-TOOL-ARGUMENTS"),

@@ -8,7 +8,10 @@ from typing import Any
 
 from hetpass.errors import ExecutionError
 
-LANE_COLOURS = ("#1f4e79", "#c0504d", "#5b8c3a", "#7f5fa8", "#b8860b", "#3a8c8c", "#a0522d", "#555")
+LANE_COLOURS = (
+    "#1f4e79", "#c0504d", "#5b8c3a", "#7f5fa8", "#b8860b", "#3a8c8c", "#a0522d", "#555555",
+    "#4c8fd1", "#8b1a4f", "#1e6b3c", "#c06fb0", "#8a8a2a", "#20506b", "#e07b39", "#3d3580",
+)  # fmt: skip
 """Of stages and groups, in order, then again from the first."""
 
 BYTES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))

@@ -1,8 +1,8 @@
 """A picture of a plan on its cluster: which device computes which layers, and how they share them.
 
-Each device is a box, each host a frame, each stage a colour. A box says the device's place on the
-mesh of its stage: devices that differ along `data` have other examples, along `model` other parts
-of every matrix. Devices that no stage uses are grey.
+Each device is a box, each host a frame, each stage a colour. A box says the number of its stage and
+the device's place on the stage's mesh: devices that differ along `data` have other examples, along
+`model` other parts of every matrix. Devices that no stage uses are grey.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def plot_sharding(plan: Plan, cluster: Cluster, path: str | Path | None = None) 
     heights = [row * _BOX_IN * 0.62 + 0.55 for row in rows]
     height_in = sum(heights) + 0.3 * plan.num_stages + 0.9
     figure = figure_of(_PER_ROW * _BOX_IN + 1.2, height_in)
-    axes = figure.subplots(len(cluster.groups), 1, squeeze=False, height_ratios=heights)[:, 0]
+    axes = figure.subplots(len(cluster.groups), 1, squeeze=False, height_ratios=rows)[:, 0]
     for axis, group, count in zip(axes, cluster.groups, rows, strict=True):
         _draw_group(axis, group, count, uses)
     figure.suptitle(
@@ -99,7 +99,7 @@ def _draw_group(
         for part, colour in enumerate(colours):
             corner = (x + 0.07 + part * width, y + 0.1)
             axis.add_patch(Rectangle(corner, width, 0.8, facecolor=colour, edgecolor="white"))
-        text = "idle" if use is None else use.place or str(device)
+        text = "idle" if use is None else _use_text(use)
         ink = "#555555" if use is None else "white"
         axis.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=7, color=ink)
     for host in range(group.hosts):
@@ -115,6 +115,12 @@ def _draw_group(
     axis.set_xlim(0, _PER_ROW)
     axis.set_ylim(rows, 0)
     axis.axis("off")
+
+
+def _use_text(use: _Use) -> str:
+    """ "3 · data 0": the stages, numbered as lanes are, and the place."""
+    stages = ", ".join(map(str, use.stages))
+    return f"{stages} · {use.place}" if use.place else f"stage {stages}"
 
 
 def _colour(stage: int) -> str:

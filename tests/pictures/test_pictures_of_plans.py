@@ -101,7 +101,10 @@ def test_every_device_is_drawn_and_idle_ones_are_said():
     )
     figure = plot_sharding(plan, cluster)
     texts = [[text.get_text() for text in axis.texts] for axis in figure.axes]
-    assert texts == [["model 0", "model 1", "idle", "idle"], ["data 0", "data 1", "idle"]]
+    assert texts == [
+        ["0 · model 0", "0 · model 1", "idle", "idle"],
+        ["1 · data 0", "1 · data 1", "idle"],
+    ]
 
 
 def test_without_matplotlib_a_picture_is_refused(monkeypatch):

@@ -1,13 +1,18 @@
-"""Calls that a user may try: by keyword, under a transformation, with a cluster that is none."""
+"""Calls that a user may try: by keyword, transformed, without a cluster, arrays laid out anyhow."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout, with_layout_constraint
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import hetpass as hp
+from tests.equality import assert_equal
 
 
 def _step(params, batch):
@@ -69,3 +74,55 @@ def test_draws_of_one_key_differ_between_microbatches(draw):
     )
     for want, got in zip(jax.jit(step)(params, batch), parallel(params, batch), strict=True):
         np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-6)
+
+
+def _columns_first(tree):
+    """The same numbers, laid out column by column, as a `jit` with such a layout returns them."""
+    device = SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda a: jax.device_put(a, Format(Layout((1, 0)), device)), tree)
+
+
+@pytest.mark.parametrize("groups", [{"a": 1}, {"a": 2, "b": 1}])
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_arrays_may_be_laid_out_in_any_way(groups, donated):
+    draw = np.random.default_rng(0)
+    state = [jnp.asarray(draw.normal(size=s), jnp.float32) for s in ((8, 6), (6, 8))]
+    batch = jnp.asarray(draw.normal(size=(16, 8)), jnp.float32)
+
+    def step(state, batch):
+        def loss_fn(state):
+            return jnp.mean(jnp.tanh(jnp.tanh(batch @ state[0]) @ state[1]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(state)
+        return [w - 0.1 * g for w, g in zip(state, grads, strict=True)], loss
+
+    expected = jax.jit(step)(state, batch)
+    parallel = hp.het_parallelize(
+        step, cluster=hp.Cluster.emulated(groups), num_microbatches=4, donate_argnums=donated
+    )
+    assert_equal(parallel(_columns_first(state), _columns_first(batch)), expected)
+
+
+def test_requests_of_shardings_and_layouts_change_no_number():
+    """They name devices and arrays that the step no longer has; the plan shards."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    draw = np.random.default_rng(0)
+    weights = jnp.asarray(draw.normal(size=(8, 8)), jnp.float32)
+    batch = jnp.asarray(draw.normal(size=(16, 8)), jnp.float32)
+
+    def asked(x):
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec("d")))
+        return with_layout_constraint(x, Layout((1, 0)))
+
+    def step(asked, weights, batch):
+        def loss_fn(weights):
+            return jnp.mean(asked(jnp.tanh(asked(batch @ asked(weights)))) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(weights)
+        return asked(weights - 0.1 * grads), {"loss": loss, "grads": asked(grads)}
+
+    parallel = hp.het_parallelize(
+        partial(step, asked), cluster=hp.Cluster.emulated({"a": 2, "b": 1}), num_microbatches=4
+    )
+    expected = jax.jit(partial(step, lambda x: x))(weights, batch)
+    assert_equal(parallel(weights, batch), expected)

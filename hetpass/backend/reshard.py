@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from hetpass._jax import device_order, shard_arrays
@@ -228,6 +229,7 @@ class Placement:
             return put(host, self.target)
         if not self.target.is_fully_addressable:
             return self._over_processes(value)
+        value = _row_by_row(value)
         if self.cut is not None:
             value = _splitter(self.cut)(value)
         elif value.sharding is self.target or value.sharding == self.target:
@@ -249,6 +251,18 @@ class Placement:
         more = (None,) * (data.ndim - len(self.target.spec))
         under = NamedSharding(self.target.mesh, PartitionSpec(*self.target.spec, *more))
         return jax.random.wrap_key_data(put(data, under), impl=jax.random.key_impl(value))
+
+
+def _row_by_row(value: jax.Array) -> jax.Array:
+    """With its last dimension innermost, as executables read arrays; mostly the array itself.
+
+    Callers may hold arrays that are laid out otherwise: results of a `jit` with layouts of its own.
+    """
+    rows = tuple(range(value.ndim))
+    layout = getattr(getattr(value, "format", None), "layout", None)  # keys have none
+    if layout is None or layout.major_to_minor == rows:
+        return value
+    return jax.device_put(value, Format(Layout(rows), value.sharding))
 
 
 def _identity(value: jax.Array) -> jax.Array:

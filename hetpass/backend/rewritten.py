@@ -6,6 +6,9 @@ to it when collectives stand next to it; so its layouts are said. A slice whose 
 what it slices is clamped, until XLA fuses it with a slice of its result, as cuts make them:
 `dynamic_slice(dynamic_slice(x, i), j)` becomes `dynamic_slice(x, i + j)`. So starts are clamped.
 
+What leaves an executable is laid out as the next one expects it. JAX leaves the layout of a result
+open where the equation that makes it says one, so a transform's layout is not said last.
+
 What cannot be said in other words is kept from the partitioner: `backend/unpartitioned`.
 """
 
@@ -32,7 +35,8 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     if eqn.primitive.name in _STARTS:
         return _jax.bind_equation(eqn, _STARTS[eqn.primitive.name](eqn, operands))
     if eqn.primitive.name == "fft":
-        return [row_by_row(r) for r in _jax.bind_equation(eqn, [row_by_row(v) for v in operands])]
+        made = _jax.bind_equation(eqn, [row_by_row(value) for value in operands])
+        return [jax.lax.optimization_barrier(row_by_row(value)) for value in made]
     return _jax.bind_equation(_without(eqn), operands)
 
 

@@ -4,6 +4,9 @@ Calls (`jit`, `custom_jvp_call`, `custom_vjp_call`, `checkpoint`, …) are inlin
 stand, also inside the bodies of scan, while and cond, which stay whole. A train step has already
 been differentiated when it is traced, so that the derivative rules of custom calls are used up.
 
+`with_sharding_constraint` and `with_layout_constraint` go: they are requests about speed, of
+devices and arrays that the step no longer has. Shardings are chosen by the plan.
+
 Nested jaxprs get fresh variables too: JAX shares one jaxpr object between calls of equal shapes,
 and two calls may agree in shape at one batch size and differ at another.
 """
@@ -30,6 +33,8 @@ _CALLS: dict[str, tuple[str, ...]] = {
     "custom_vjp_call_jaxpr": ("fun_jaxpr", "call_jaxpr"),
 }
 """Primitive name -> the parameter that holds the called jaxpr (spellings by version)."""
+
+_REQUESTS = ("sharding_constraint", "layout_constraint")
 
 _REMATS = ("remat2", "checkpoint")
 
@@ -120,6 +125,9 @@ class _Flattener:
         for eqn in jaxpr.eqns:
             named = eqn if caller is None else _jax.with_name_prefix(eqn, caller)
             operands = [read(a) for a in eqn.invars]
+            if eqn.primitive.name in _REQUESTS:
+                env[eqn.outvars[0]] = operands[0]
+                continue
             inner, operands = _called(eqn, operands)
             if inner is not None:
                 again = recomputed or (

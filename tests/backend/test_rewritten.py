@@ -59,6 +59,39 @@ def test_equals_jit_on_every_mesh(transform: Any, sharding: Any) -> None:
         assert differences(compiled(params, batch), expected) == [], mesh
 
 
+@pytest.mark.parametrize("groups", [{"a": 1}, {"a": 2, "b": 2}])
+def test_what_leaves_an_executable_is_laid_out_row_by_row(groups: Any) -> None:
+    """Transforms whose results are read by other executables, and returned."""
+    draw = np.random.default_rng(0)
+    params = [jnp.asarray(draw.normal(size=(8, 8), scale=0.4), jnp.float32) for _ in range(3)]
+    batch = jnp.asarray(draw.normal(size=(16, 6, 8)), jnp.float32)
+
+    def step(params: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            h = x
+            for q in params:
+                h = jnp.fft.irfft(jnp.fft.rfft(jnp.tanh(h.transpose(0, 2, 1)), axis=1), n=8, axis=1)
+                h = h.transpose(0, 2, 1) @ q
+            return (h**2).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        new = [q - 0.1 * g for q, g in zip(params, grads, strict=True)]
+        return new, value, grads, jnp.fft.fft(params[0].T), jnp.fft.rfft(x @ params[0], axis=0)
+
+    parallel = hp.het_parallelize(
+        step, cluster=hp.Cluster.emulated(groups), num_microbatches=4, donate_argnums=()
+    )
+    traced = parallel.trace(params, batch)
+    last = traced.plan().num_layers - 1
+    cut = f"a: 0 | b: 1-{last}" if "b" in groups else f"a: 0-{last}"
+    compiled = traced.with_plan(cut).compile()
+    assert differences(compiled(params, batch), jax.jit(step)(params, batch)) == []
+    for executable in compiled.runtime.compiled.executables:
+        for form in jax.tree.leaves(executable.call.output_formats):
+            rows = tuple(range(len(form.layout.major_to_minor)))
+            assert form.layout.major_to_minor == rows
+
+
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int32])
 @pytest.mark.parametrize("start", [-100, -1, 0, 3, 120])
 def test_starts_are_clamped_as_xla_does_it(dtype: Any, start: int) -> None:

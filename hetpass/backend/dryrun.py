@@ -37,13 +37,17 @@ READER = Reader(ClusterError, "HP-TARGET")
 
 Clock = Callable[[], float]
 
-_TPUS: Mapping[str, tuple[str, Mapping[int, str]]] = {
-    "TPU-v4": ("v4", {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"}),
-    "TPU-v5e": ("v5e", {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}),
-    "TPU-v5p": ("v5p", {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"}),
-    "TPU-v6e": ("v6e", {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}),
+_TPUS: Mapping[str, tuple[str, Mapping[int, str], Mapping[str, str]]] = {
+    "TPU-v4": (
+        "v4",
+        {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"},
+        {"chip_config_name": "megacore"},  # else each of a chip's two cores is a device
+    ),
+    "TPU-v5e": ("v5e", {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}, {}),
+    "TPU-v5p": ("v5p", {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"}, {}),
+    "TPU-v6e": ("v6e", {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}, {}),
 }
-"""By kind, libtpu's name, and the slice that holds so many chips."""
+"""By kind, libtpu's name, the slice that holds so many chips, and options."""
 
 
 @dataclass(frozen=True)
@@ -231,11 +235,11 @@ def compile_only_devices(group: DeviceGroup, count: int) -> Sequence[jax.Device]
     """
     kind = group.kind
     if kind.name in _TPUS:
-        name, slices = _TPUS[kind.name]
+        name, slices, options = _TPUS[kind.name]
         size = min((n for n in slices if n >= count), default=None)
         if size is None:
             READER.refuse("KIND", f"no slice of {kind.name} holds {count} chips")
-        found = _topology(kind.name, "dryrun-tpu", "tpu", f"{name}:{slices[size]}")
+        found = _topology(kind.name, "dryrun-tpu", "tpu", f"{name}:{slices[size]}", **options)
     else:
         hosts = max(1, count // group.devices_per_host)
         shape = f"1x{hosts}x{count // hosts}"

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import jax
+
 from hetpass.backend.compile import CompiledStep, Executable
 from hetpass.backend.compiled_collectives import compiled_collectives
 from hetpass.backend.lower import StageProgram
@@ -45,8 +47,9 @@ class CollectiveCount:
 @dataclass(frozen=True, repr=False)
 class FragmentReport:
     """One executable. Bytes are per device; `peak_bytes` = arguments + outputs + temporaries
-    - aliased (the compiler's own peak leaves temporaries out on CPU). `differences`: where the
-    collectives are not those that the stage's assignments were priced with."""
+    - aliased (the compiler's own peak leaves temporaries out on CPU). `collectives`: None where
+    this JAX cannot print what the compiler made. `differences`: where the collectives are not those
+    that the stage's assignments were priced with."""
 
     stage: int
     role: str
@@ -55,7 +58,7 @@ class FragmentReport:
     output_bytes: int
     temporary_bytes: int
     alias_bytes: int
-    collectives: Mapping[str, CollectiveCount]
+    collectives: Mapping[str, CollectiveCount] | None
     compile_s: float
     differences: tuple[CollectiveDifference, ...] = ()
 
@@ -66,14 +69,17 @@ class FragmentReport:
 
     def __str__(self) -> str:
         name = f"stage {self.stage} {self.role}" + (f" {self.phase}" if self.phase else "")
-        found = ", ".join(
-            f"{c.count} {kind} ({c.result_bytes:,} bytes)" for kind, c in self.collectives.items()
-        )
         line = (
             f"{name}: {self.peak_bytes:,} bytes ({self.temporary_bytes:,} temporary), "
-            f"{found or 'no collectives'}, compiled in {self.compile_s:.2f} s"
+            f"{self._collectives()}, compiled in {self.compile_s:.2f} s"
         )
         return "\n".join([line, *(f"  not as priced: {d}" for d in self.differences)])
+
+    def _collectives(self) -> str:
+        if self.collectives is None:
+            return "collectives unknown"
+        found = (f"{c.count} {k} ({c.result_bytes:,} bytes)" for k, c in self.collectives.items())
+        return ", ".join(found) or "no collectives"
 
     def __repr__(self) -> str:
         return f"<FragmentReport {self}>"
@@ -87,7 +93,7 @@ def report(compiled: CompiledStep) -> tuple[FragmentReport, ...]:
 def fragment_report(executable: Executable) -> FragmentReport:
     """Of one executable."""
     program, memory = executable.program, executable.call.memory_analysis()
-    text = executable.call.as_text() or ""
+    text = _text(executable)
     return FragmentReport(
         stage=program.stage,
         role=program.role,
@@ -96,10 +102,17 @@ def fragment_report(executable: Executable) -> FragmentReport:
         output_bytes=int(getattr(memory, "output_size_in_bytes", 0)),
         temporary_bytes=int(getattr(memory, "temp_size_in_bytes", 0)),
         alias_bytes=int(getattr(memory, "alias_size_in_bytes", 0)),
-        collectives=collectives(text),
+        collectives=None if text is None else collectives(text),
         compile_s=executable.compile_s,
-        differences=_differences(program, text),
+        differences=() if text is None else _differences(program, text),
     )
+
+
+def _text(executable: Executable) -> str | None:
+    try:
+        return executable.call.as_text() or ""
+    except jax.errors.JaxRuntimeError:  # libtpu may know instructions that this XLA does not
+        return None
 
 
 def _differences(program: StageProgram, text: str) -> tuple[CollectiveDifference, ...]:

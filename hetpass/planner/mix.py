@@ -83,9 +83,13 @@ def mix(market: Market, options: MixOptions = MixOptions()) -> MixResult:
     Raises:
       PlanError: HP-PLAN-MEMORY: no pipeline fits.
     """
-    most = options.most_stages
+    return _best(Pricer(market), options)
+
+
+def _best(pricer: Pricer, options: MixOptions) -> MixResult:
+    most, market = options.most_stages, pricer.market
     while True:
-        result = _mix(market, replace(options, most_stages=most))
+        result = _mix(pricer, replace(options, most_stages=most))
         if result is not None:
             return result
         if most >= market.costs.num_layers:
@@ -108,13 +112,13 @@ def robust_mix(markets: Sequence[Market], options: MixOptions = MixOptions()) ->
     Raises:
       PlanError: HP-PLAN-MEMORY: no pipeline fits.
     """
-    found = [mix(market, options) for market in markets]
+    pricers = [Pricer(market) for market in markets]
+    found = [_best(pricer, options) for pricer in pricers]
     plans = {
         _uncounted(plan): None
         for result in found
         for plan in (result.plan, *(other for other, _ in result.rejected))
     }
-    pricers = [Pricer(market) for market in markets]
     judged = [(plan, [pricer.price(plan) for pricer in pricers]) for plan in plans]
     judged = [pair for pair in judged if not any(p.violations for p in pair[1])]
     judged.sort(key=lambda pair: math.prod(p.step_s for p in pair[1]))
@@ -136,8 +140,8 @@ def _uncounted(plan: Plan) -> Plan:
     return replace(plan, pipelines=pipelines, predictions={})
 
 
-def _mix(market: Market, options: MixOptions) -> MixResult | None:
-    made = 0
+def _mix(pricer: Pricer, options: MixOptions) -> MixResult | None:
+    made, market = 0, pricer.market
     mixtures: list[_Mixture] = []
     for examples in _sizes(market, options):
         found = columns(market, examples, options.most_stages)
@@ -145,7 +149,6 @@ def _mix(market: Market, options: MixOptions) -> MixResult | None:
         if found:
             mixtures += _mixtures(market, examples, found, options)
     priced: dict[Plan, PlanPrice] = {}
-    pricer = Pricer(market)
     for mixture in sorted(mixtures, key=lambda mixture: mixture.step_s):
         _price_plans(pricer, mixture, priced)
     ranked = sorted(priced.items(), key=lambda pair: pair[1].step_s)

@@ -313,6 +313,9 @@ class _Pricing:
         per_host = self.groups[replica.group].devices_per_host
         return tuple(sorted({(replica.group, d // per_host) for d in replica.devices}))
 
+    def _rows_on_a_host(self, replica: Replica) -> int:
+        return max(1, replica.axis_size("data") // len(self._hosts(replica)))
+
     def _crosses(self, one: StagePlan, other: StagePlan) -> bool:
         """Whether a transfer leaves the host: all but stages on one and the same host."""
         hosts = {host for stage in (one, other) for r in stage.replicas for host in self._hosts(r)}
@@ -328,22 +331,26 @@ class _Pricing:
                 if any(self._crosses(stage, other) for other in neighbours):
                     for replica in stage.replicas:
                         for host in self._hosts(replica):
-                            counts[host] = counts.get(host, 0) + 1
+                            counts[host] = counts.get(host, 0) + self._rows_on_a_host(replica)
         return counts
 
     def _link(self, one: StagePlan, other: StagePlan) -> LinkCost:
         """The slowest of the streams that carry a microbatch from stage to stage.
 
-        Both directions are alike: an activation, and its gradient.
+        Both directions are alike: an activation, and its gradient. Where the stages have unlike
+        numbers of rows, the rows with the larger share take it in several messages, one after the
+        other.
         """
         slowest_s = 0.0
         for a in one.replicas:
-            row = self._row(a, self._share(one, a))
+            mine = self._share(one, a)
+            row = self._row(a, mine)
             if row is None:
                 continue
             sent = float(row.output_bytes[one.last_layer])
             for b in other.replicas:
-                slowest_s = max(slowest_s, self._stream_s(a, b, sent))
+                most = max(1.0, self._share(other, b) / mine)
+                slowest_s = max(slowest_s, self._stream_s(a, b, sent * most))
         return LinkCost(slowest_s, slowest_s, overlaps=self.market.overlaps)
 
     def _stream_s(self, a: Replica, b: Replica, size_bytes: float) -> float:
@@ -438,8 +445,7 @@ class _Pricing:
             if row is None:
                 continue
             ways = len(replica.devices) // replica.axis_size("data")
-            hosts = self._hosts(replica)
-            rows = max(1, replica.axis_size("data") // len(hosts))
+            hosts, rows = self._hosts(replica), self._rows_on_a_host(replica)
             for layer in range(stage.first_layer, stage.last_layer + 1):
                 size = float(row.gradient_bytes[layer]) * ways
                 size_bytes[layer] = max(size_bytes[layer], size)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from hetpass.backend.report import CollectiveCount, collectives
+from types import SimpleNamespace
+
+import jax
+
+from hetpass.backend.report import CollectiveCount, collectives, fragment_report
 
 TEXT = """
 HloModule jit_f, is_scheduled=true
@@ -32,3 +36,14 @@ def test_counts_and_bytes():
 
 def test_text_without_collectives():
     assert collectives("ENTRY %main { %a = f32[4]{0} add(%all-reduce.1, %b) }") == {}
+
+
+def test_what_this_jax_cannot_print_is_unknown_and_not_none():
+    def as_text():
+        raise jax.errors.JaxRuntimeError("INTERNAL: an instruction of a newer compiler")
+
+    call = SimpleNamespace(as_text=as_text, memory_analysis=lambda: None)
+    program = SimpleNamespace(stage=0, role="forward", phase=0, mesh=None)
+    found = fragment_report(SimpleNamespace(program=program, call=call, compile_s=0.0))
+    assert found.collectives is None
+    assert "collectives unknown" in str(found)

@@ -82,6 +82,12 @@ def test_inside_a_host_transfers_take_the_inner_link():
     assert near.compute_s == pytest.approx(8 * (6.0 + 0.4) + 6.0)
 
 
+def test_a_row_takes_its_whole_share_however_many_rows_send_it():
+    found = price(plan((4, on("fast", 0, 0, 0, 2), on("slow", 0, 1, 3))), market())
+    # two examples, 40 bytes, in two messages over 5 bytes per second that two streams share: 16 s
+    assert found.compute_s == pytest.approx(4 * (3 * 2 * 6.0 + 2 * 16.0) + 3.0)
+
+
 def test_streams_of_one_host_share_its_network():
     one = price(plan((8, on("fast", 0, 0, 1), on("slow", 0, 2, 3))), market())
     two = price(

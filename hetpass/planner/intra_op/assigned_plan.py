@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
 
+from hetpass.cost.tables import StageTable
 from hetpass.ir.plan import Plan, StagePlan
+from hetpass.ir.stage_plan import StagePrice
 from hetpass.planner.intra_op.stage_tables import SolvedTables
 
 
 def with_assignments(plan: Plan, solved: SolvedTables) -> Plan:
-    """The plan with an assignment for every layer of every stage on a single submesh.
+    """The plan with an assignment for every layer of every stage on a single submesh, and the
+    price of every stage.
 
     A stage's submesh and way to recompute may have several tables, for different prices of memory:
     it gets the fastest whose memory suffices for the microbatches that it holds in flight (all of
@@ -47,4 +51,11 @@ def _assigned(stage: StagePlan, solved: SolvedTables, num_microbatches: int) -> 
         found.append((not fits, float(rate + table.once_s[at]) if fits else held, number))
     if not found:
         return stage
-    return replace(stage, assignments=solved.assignments(min(found)[2], *at))
+    chosen = min(found)[2]
+    price = _price(costs.stages[chosen], at)
+    return replace(stage, assignments=solved.assignments(chosen, *at), price=price)
+
+
+def _price(table: StageTable, at: tuple[int, int]) -> StagePrice | None:
+    price = {part.name: float(getattr(table, part.name)[at]) for part in fields(StagePrice)}
+    return StagePrice(**price) if all(map(math.isfinite, price.values())) else None

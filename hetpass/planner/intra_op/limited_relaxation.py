@@ -108,6 +108,8 @@ class _Warm:
         quiet = ("output_flag", False), ("log_to_console", False)
         for option, value in (*quiet, ("presolve", "off"), ("solver", "simplex"), ("threads", 1)):
             self.solver.setOptionValue(option, value)
+        # Fewer pivots from one limit to the next, and they end at a vertex of these costs.
+        self.solver.setOptionValue("dual_simplex_cost_perturbation_multiplier", 0.0)
         self.solver.passModel(program)
         self.solver.run()  # without the limit, from which any limit is a short way
         self.row = matrix.shape[0] - 1

@@ -25,26 +25,31 @@ class Effort:
       gap: relative, at which branching ends.
       most_entries: in the tables of an elimination, above which the linear program is used.
       most_joined: combinations that a sparse elimination joins,
-      most_limited: and under a memory limit.
+      most_limited: and under a memory limit, in each part that choices are divided into.
       allowances: how far above the bound it looks, relative, one after the other.
       most_states: of a boundary.
       refinements: rounds in which entries of boundary tables are solved by themselves,
       chain_gap: while ranges of layers are further than this above their lower bounds, relative.
       prices: of memory that are tried in a row.
-      most_boxes: into which choices are divided under a memory limit.
+      most_boxes: parts that are looked at under a memory limit; what then is left open is the
+        answer's gap.
     """
 
     node_limit: int = 2000
     gap: float = 1e-9
     most_entries: int = 1 << 23
     most_joined: int = 1_000_000
-    most_limited: int = 8_000_000
+    most_limited: int = 500_000
     allowances: tuple[float, ...] = (3e-3, 3e-2)
     most_states: int = 64
     refinements: int = 2
     chain_gap: float = 1e-2
     prices: int = 12
-    most_boxes: int = 200
+    most_boxes: int = 1
+
+
+EXACT = Effort(most_limited=8_000_000, refinements=40, chain_gap=1e-9, most_boxes=200)
+"""Leaves no gap, under a memory limit and over ranges of layers, in seconds instead of tenths."""
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,40 @@
-"""The fastest assignment within one limit on memory after the other, exactly. No JAX.
+"""The fastest assignment within one limit on memory after the other. No JAX.
 
 The linear program under the limit bounds from below what any assignment can reach, with a price on
 memory (Lagrange; Everett 1963). What cannot lie between that bound and the best that is known is
 taken away, and an elimination finds the rest: of everything that looks alike from outside, what is
-not bettered in both seconds and bytes. Where that would be too much, one choice that weighs much is
-decided first, either way.
+not bettered in both seconds and bytes. What it has looked through lifts the bound. Where it would be
+too much, the gap is left, or (`linear_program.EXACT`) one choice that weighs much is decided first,
+either way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetpass.planner.intra_op.answers import Answer, answer_of, cheapest, fastest
 from hetpass.planner.intra_op.limited_relaxation import LimitedRelaxation, LimitedSlack
-from hetpass.planner.intra_op.linear_program import Effort, Solved
+from hetpass.planner.intra_op.linear_program import Effort, Solved, slack
 from hetpass.planner.intra_op.pbqp import Choices, Problem, reduced
 from hetpass.planner.intra_op.program import Program
 from hetpass.planner.intra_op.sparse_elimination import Limit, survivors
 from hetpass.planner.intra_op.tree_bounds import pruned
 
-_MORE = 1.8
+_MORE = 1.4
 """Each allowance is so many times the one before."""
 
 _MORE_TILTS = (0.0, 0.3, -0.3, 1.0, -0.6, 3.0)
+
+_NEAR = 1e-2
+"""What the linear program uses is looked through at once only while the best lies further above."""
+
+_LEAN = 10.0
+"""A price on memory at which all of it costs so many times the fastest seconds."""
 
 _FEW = 3000
 """Pairs of choices that are looked at at once, however far above the bound."""
@@ -97,7 +105,9 @@ class MemoryLimits:
             ),
             {(place[i], place[j]): costs for (i, j), costs in made.memory.edges.items()},
         )
-        self.relaxation: LimitedRelaxation | None = None
+        everything = tuple(np.arange(len(costs)) for costs in self.rest.core.nodes)
+        self.whole = _Box(self.rest.core, self.memory, everything, -np.inf)
+        self.starts: dict[bool, tuple[_Box, LimitedRelaxation]] = {}
 
     def fastest(self, memory_bytes: float) -> Answer | None:
         """The fastest assignment within a limit; None if there is none."""
@@ -110,10 +120,35 @@ class MemoryLimits:
         self.known.append(best)
         return answer_of(self.made, Solved(best.choices, bound, search.boxes - 1, "optimal"))
 
-    def relaxed(self) -> LimitedRelaxation:
-        if self.relaxation is None:
-            self.relaxation = LimitedRelaxation(self.rest.core, self.memory)
-        return self.relaxation
+    def start(self, memory_bytes: float) -> tuple[_Box, LimitedRelaxation]:
+        """What all limits begin with: for those that a lean and still fast assignment keeps, without
+        what takes longer than that whatever it weighs."""
+        lean = self.lean
+        small = lean is not None and lean.memory <= memory_bytes
+        if small not in self.starts:
+            box = self.whole
+            measured = slack(box.seconds) if small else None
+            if lean is not None and measured is not None:
+                gap = lean.seconds - self.rest.cost - measured.bound
+                above = pruned(measured.above, gap * (1 + 1e-9), tilts=(0.0,) * 3)
+                kept = [np.isfinite(costs) for costs in above.nodes]
+                if all(own.any() for own in kept):
+                    box = box.only(kept)
+            self.starts[small] = box, LimitedRelaxation(box.seconds, box.memory)
+        return self.starts[small]
+
+    @cached_property
+    def lean(self) -> Point | None:
+        """Of almost the least memory, as fast as that allows."""
+        if self.fast is None:
+            return None
+        price = _LEAN * self.fast.seconds / max(self.fast.memory_bytes, 1.0)
+        found = cheapest(self.made.weighed(price), self.effort)
+        if found.choices is None:
+            return None
+        point = Point.of(self.made, found.choices)
+        self.known.append(point)
+        return point
 
 
 class _Search:
@@ -123,6 +158,7 @@ class _Search:
         self.limits, self.effort = limits, limits.effort
         self.memory_bytes = memory_bytes
         self.limit = memory_bytes - limits.always
+        self.start = limits.start(memory_bytes)
         self.best = min(
             (point for point in limits.known if point.memory <= memory_bytes),
             key=lambda point: point.seconds,
@@ -131,18 +167,15 @@ class _Search:
 
     def run(self) -> tuple[Point, float]:
         """The best, and a bound on it."""
-        core, memory = self.limits.rest.core, self.limits.memory
-        everything = tuple(np.arange(len(costs)) for costs in core.nodes)
-        slack = self.limits.relaxed().within(self.limit)
-        waiting = (
-            [] if slack is None else self.opened(_Box(core, memory, everything, -np.inf), slack)
-        )
+        box, relaxation = self.start
+        found = relaxation.within(self.limit)
+        waiting = [] if found is None else self.opened(box, found)
         while waiting and self.boxes < self.effort.most_boxes:
             box = waiting.pop()
             if box.bound < self.worth:
                 relaxation = LimitedRelaxation(box.seconds, box.memory, warm=False)
-                slack = relaxation.within(self.limit)
-                waiting += [] if slack is None else self.opened(box, slack)
+                found = relaxation.within(self.limit)
+                waiting += [] if found is None else self.opened(box, found)
         bounds = [box.bound for box in waiting]
         return self.best, min([*bounds, self.core_seconds]) + self.limits.rest.cost
 
@@ -158,20 +191,22 @@ class _Search:
     def opened(self, box: _Box, found: LimitedSlack) -> list[_Box]:
         """What is left to look at of a box."""
         self.boxes += 1
-        slack, price = found.slack, found.price
-        if slack.bound >= self.worth:
+        relaxed, price = found.slack, found.price
+        if relaxed.bound >= self.worth:
             return []
-        if self.core_seconds - slack.bound > self.effort.chain_gap * abs(slack.bound):
-            self.mix(box, slack.used)
-        gap = self.core_seconds - slack.bound
-        above = pruned(slack.above, gap, Limit(box.memory, self.limit, price))
+        if self.core_seconds - relaxed.bound > _NEAR * abs(relaxed.bound):
+            self.mix(box, relaxed.used)
+        gap = self.core_seconds - relaxed.bound
+        above = pruned(relaxed.above, gap, Limit(box.memory, self.limit, price))
         kept = [np.isfinite(costs) for costs in above.nodes]
-        if slack.bound >= self.worth or not all(own.any() for own in kept):
+        if relaxed.bound >= self.worth or not all(own.any() for own in kept):
             return []
-        box = replace(box, bound=max(box.bound, slack.bound)).only(kept)
-        if self.eliminated(box, _only(above, kept), slack.bound, price):
+        box = box.only(kept)
+        proved = self.eliminated(box, _only(above, kept), relaxed.bound, price)
+        if proved >= self.worth:
             return []
-        return self.halves(box, [np.flatnonzero(own) for own in kept], slack.used)
+        box = replace(box, bound=max(box.bound, proved))
+        return self.halves(box, [np.flatnonzero(own) for own in kept], relaxed.used)
 
     def mix(self, box: _Box, used: Sequence[Choices]) -> None:
         """The best among the choices that the linear program uses."""
@@ -181,34 +216,46 @@ class _Search:
         if found is not None and len(found.costs):
             self.better(some, found.choices(int(np.argmin(found.costs))))
 
-    def eliminated(self, box: _Box, above: Problem, bound: float, price: float) -> bool:
-        """Looks at all that lies up to an allowance above a bound; whether nothing is left."""
+    def eliminated(self, box: _Box, above: Problem, bound: float, price: float) -> float:
+        """Looks at all that lies up to an allowance above a bound, further and further.
+
+        Returns:
+          What nothing that was not looked at takes less than.
+        """
         pairs = sum(int(np.isfinite(costs).sum()) for costs in above.edges.values())
         allowance = np.inf if pairs <= _FEW else self.effort.allowances[0] * abs(bound)
-        while True:
+        proved, budget = bound, self.effort.most_limited
+        while proved < self.worth:
             gap = self.core_seconds - bound
             allowance = gap if gap < _MORE * allowance else allowance
             limit = Limit(box.memory, self.limit, price)
             near = pruned(above, allowance, limit, _MORE_TILTS)
             kept = [np.isfinite(costs) for costs in near.nodes]
             if all(own.any() for own in kept):
-                some = box.only(kept)
-                # Counted from the least, so that what is too much is seen early.
-                least = [float(costs.min()) for costs in some.memory.nodes]
-                nodes = zip(some.memory.nodes, least, strict=True)
-                memory = Problem(tuple(costs - low for costs, low in nodes), some.memory.edges)
-                limit = Limit(memory, self.limit - sum(least), price)
-                budget = self.effort.most_limited
-                found = survivors(_only(near, kept), (), allowance, budget, limit)
-                if found is None:
-                    return False
-                if len(found.costs):
-                    spare = limit.at_most - found.weights
-                    seconds = found.costs + price * spare
-                    self.better(some, found.choices(int(np.argmin(seconds))))
-            if self.core_seconds - bound <= allowance * (1 + 1e-9):
-                return True
+                joined = self.near(box.only(kept), _only(near, kept), allowance, budget, price)
+                if joined is None:
+                    break
+                budget -= joined
+            proved = bound + allowance * (1 + 1e-9)
             allowance *= _MORE
+        return proved
+
+    def near(
+        self, some: _Box, above: Problem, allowance: float, budget: int, price: float
+    ) -> int | None:
+        """Keeps the best within an allowance; how many combinations were joined, None: too many."""
+        # Counted from the least, so that what is too much is seen early.
+        least = [float(costs.min()) for costs in some.memory.nodes]
+        nodes = zip(some.memory.nodes, least, strict=True)
+        memory = Problem(tuple(costs - low for costs, low in nodes), some.memory.edges)
+        limit = Limit(memory, self.limit - sum(least), price)
+        found = survivors(above, (), allowance, budget, limit)
+        if found is None:
+            return None
+        if len(found.costs):
+            seconds = found.costs + price * (limit.at_most - found.weights)
+            self.better(some, found.choices(int(np.argmin(seconds))))
+        return found.joined
 
     def better(self, box: _Box, core: Sequence[int]) -> None:
         """Keeps choices if they are better, and within the limit."""

@@ -72,11 +72,13 @@ class Survivors:
       states: [combination, kept node] -> choice.
       costs: per combination, above the bound.
       weights: the second cost.
+      joined: combinations that were joined on the way.
     """
 
     states: Codes
     costs: Floats
     weights: Floats
+    joined: int
     _final: _Sparse
     _bits: tuple[int, ...]
     _numbers: tuple[Codes, ...]
@@ -138,7 +140,7 @@ class _Work:
         self.numbers = tuple(np.flatnonzero(costs <= allowance) for costs in above.nodes)
         self.sizes = tuple(len(own) for own in self.numbers)
         self.bits = tuple(max(size - 1, 0).bit_length() for size in self.sizes)
-        self.allowance, self.budget = allowance, budget
+        self.allowance, self.budget, self.most = allowance, budget, budget
         self.at_most = np.inf if limit is None else limit.at_most
         self.price = 0.0 if limit is None else limit.price
         second = None if limit is None else limit.costs
@@ -286,4 +288,5 @@ class _Work:
         states = np.zeros((len(final.codes), len(kept)), dtype=np.int64)
         for column, node in enumerate(kept):
             states[:, column] = self.numbers[node][self.pick(final, (node,))]
-        return Survivors(states, final.costs, final.weights, final, self.bits, self.numbers)
+        joined = self.most - self.budget
+        return Survivors(states, final.costs, final.weights, joined, final, self.bits, self.numbers)

@@ -9,7 +9,7 @@ from hetpass.planner.intra_op import limited_relaxation
 from hetpass.planner.intra_op.answers import fastest
 from hetpass.planner.intra_op.elimination import eliminated
 from hetpass.planner.intra_op.evaluate import evaluate
-from hetpass.planner.intra_op.linear_program import Effort, solved
+from hetpass.planner.intra_op.linear_program import EXACT, Effort, solved
 from hetpass.planner.intra_op.memory_limits import MemoryLimits
 from hetpass.planner.intra_op.memory_sweep import pareto
 from hetpass.planner.intra_op.pbqp import reduced
@@ -69,11 +69,15 @@ def test_under_memory_limits_answers_are_the_best_of_all():
         memories, limits = limits_of(made)
         for limit in limits:
             best = brute_force(made.seconds, made.memory, limit * (1 + 1e-12))
-            answer = solve(graph, setting, limit * (1 + 1e-12))
+            answer = solve(graph, setting, limit * (1 + 1e-12), EXACT)
             assert answer is not None
             assert answer.memory_bytes <= limit * (1 + 1e-12)
             assert answer.seconds == pytest.approx(best, **NEAR)
             assert answer.gap < 1e-9
+            quick = solve(graph, setting, limit * (1 + 1e-12))
+            assert quick.memory_bytes <= limit * (1 + 1e-12)
+            assert quick.bound <= best * (1 + 1e-7) + 1e-12
+            assert quick.seconds >= best * (1 - 1e-9)
             compared += 1
         least = brute_force(made.memory)
         assert memories[0] == pytest.approx(least)
@@ -85,7 +89,7 @@ def test_under_memory_limits_answers_are_the_best_of_all():
 @pytest.mark.parametrize(
     ("way", "effort"),
     [
-        ("solved anew", Effort()),
+        ("solved anew", EXACT),
         ("divided", Effort(most_limited=0, most_boxes=10_000)),
         ("a few boxes", Effort(most_limited=0, most_boxes=3)),
     ],
@@ -96,7 +100,7 @@ def test_limits_are_kept_in_whichever_way(monkeypatch, way, effort):
         monkeypatch.setattr(limited_relaxation, "_highspy", lambda: False)
     open_gaps = 0
     for _, _, made in problems(range(1000, 1008), most_operations=3):
-        best, found = MemoryLimits(made), MemoryLimits(made, effort)
+        best, found = MemoryLimits(made, EXACT), MemoryLimits(made, effort)
         for limit in reversed(limits_of(made)[1]):
             exact, other = best.fastest(limit * (1 + 1e-12)), found.fastest(limit * (1 + 1e-12))
             assert exact.gap < 1e-9

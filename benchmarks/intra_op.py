@@ -6,10 +6,10 @@
 The layers of a GPT in flax linen (half precision, float32 parameters, Adam; attention and MLP are
 layers of their own) are read from the traced step, and planned for the devices of one A100 host.
 Seconds are of processor time, cold: what is remembered between layers is forgotten before each. A
-memory point is the fastest assignment found within one more limit on memory, with its gap to a lower
-bound; the limits are spread evenly between the least memory and that of the fastest assignment; what
-all limits share is done before. The same again exactly. Chaining gives every range of a model of
-`--layers` layers; its gap is to a lower bound, 0 where it is exact.
+memory point is the fastest assignment found within one more limit on memory, with its gap to a
+lower bound; the limits are spread evenly between the least memory and that of the fastest
+assignment; what all limits share is done before. The same again exactly. Chaining gives every range
+of a model of `--layers` layers; its gap is to a lower bound, 0 where it is exact.
 
 Results are written to benchmarks/results/intra_op.json.
 """

@@ -3,9 +3,9 @@
 The linear program under the limit bounds from below what any assignment can reach, with a price on
 memory (Lagrange; Everett 1963). What cannot lie between that bound and the best that is known is
 taken away, and an elimination finds the rest: of everything that looks alike from outside, what is
-not bettered in both seconds and bytes. What it has looked through lifts the bound. Where it would be
-too much, the gap is left, or (`linear_program.EXACT`) one choice that weighs much is decided first,
-either way.
+not bettered in both seconds and bytes. What it has looked through lifts the bound. Where it would
+be too much, the gap is left, or (`linear_program.EXACT`) one choice that weighs much is decided
+first, either way.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class MemoryLimits:
         return answer_of(self.made, Solved(best.choices, bound, search.boxes - 1, "optimal"))
 
     def start(self, memory_bytes: float) -> tuple[_Box, LimitedRelaxation]:
-        """What all limits begin with: for those that a lean and still fast assignment keeps, without
-        what takes longer than that whatever it weighs."""
+        """What limits begin with: those that a lean and still fast assignment keeps, without what
+        takes longer than that whatever it weighs."""
         lean = self.lean
         small = lean is not None and lean.memory <= memory_bytes
         if small not in self.starts:

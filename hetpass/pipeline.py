@@ -317,7 +317,12 @@ class Passes:
             "plan",
             lambda: search(step.facts, cluster, wish, lambda _: solved.costs, self.progress),
         )
-        return with_assignments(_open(result.plan, wanted, step.layered), solved), result
+        rejected = (
+            replace(c, plan=with_assignments(c.plan, solved, c.tables)) for c in result.rejected
+        )
+        result = replace(result, rejected=tuple(rejected))
+        found = _open(result.plan, wanted, step.layered)
+        return with_assignments(found, solved, result.best.tables), result
 
     def _solved_tables(self, step: Summarized, cluster: Cluster, count: int) -> SolvedTables:
         graphs = self._run("graphs", lambda: operation_graphs(step.layered))
@@ -418,7 +423,7 @@ class Passes:
         shared = len(set(plan.lane_of)) < len(plan.lane_of)
         schedule = "auto" if shared else DEFAULT_SCHEDULE
         pipelines = tuple(  # assignments are of the other step's operations
-            replace(p, stages=tuple(replace(s, assignments=()) for s in p.stages))
+            replace(p, stages=tuple(replace(s, assignments=(), price=None) for s in p.stages))
             for p in plan.pipelines
         )
         return staged, replace(plan, pipelines=pipelines, schedule=schedule, tasks=())

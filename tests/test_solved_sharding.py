@@ -6,7 +6,9 @@ import jax
 import pytest
 
 import hetpass as hp
+from hetpass.cost.analytic import ASSUMED
 from hetpass.errors import TraceError
+from hetpass.planner.evaluate import evaluate
 from tests.equality import differences
 from tests.small_gpt import training
 
@@ -32,6 +34,13 @@ def test_a_solved_plan_equals_jit(planned: hp.Planned) -> None:
     stages = planned.plan.pipelines[0].stages
     assert all(len(s.assignments) == s.last_layer - s.first_layer + 1 for s in stages)
     assert max(len(r.devices) for s in stages for r in s.replicas) > 1
+    found = planned.search
+    assert found is not None
+    evaluation = evaluate(planned.plan, planned.facts, planned.traced.cluster, ASSUMED)
+    assert evaluation.step_s == pytest.approx(found.best.step_s, rel=1e-6)  # at the solver's costs
+    for other in found.rejected:
+        theirs = evaluate(other.plan, planned.facts, planned.traced.cluster, ASSUMED)
+        assert theirs.step_s == pytest.approx(other.step_s, rel=1e-6)
     expected = jax.jit(GPT.step)(state, batch)
     assert differences(planned.compile()(state, batch), expected) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -102,6 +102,32 @@ def _checked_axis(pair: Any) -> tuple[str, int]:
 
 
 @dataclass(frozen=True)
+class StagePrice:
+    """What a stage costs with its assignments, as the solver that made them counted it.
+
+    Attributes:
+      forward_s, backward_s: per microbatch.
+      once_s: gradient sync and update, once per step.
+      fixed_bytes: on each device, all the time.
+      activation_bytes: on each device, per microbatch in flight.
+    """
+
+    forward_s: float
+    backward_s: float
+    once_s: float
+    fixed_bytes: float
+    activation_bytes: float
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            with at(part.name):
+                value = READER.number(getattr(self, part.name))
+                if value < 0:
+                    READER.refuse("VALUE", f"a number of at least 0 is needed, not {value}")
+            object.__setattr__(self, part.name, value)
+
+
+@dataclass(frozen=True)
 class StagePlan:
     """A contiguous range of layers on the replicas that run it.
 
@@ -114,6 +140,7 @@ class StagePlan:
       in_flight: the most microbatches held; None leaves it to the schedule.
       assignments: one per layer of the stage, how its operations run on the replica's mesh; None
         or (): by the default rule of the mesh axes.
+      price: of the stage with its assignments; None: as the mesh axes say.
     """
 
     first_layer: int
@@ -123,6 +150,7 @@ class StagePlan:
     recompute: str = "none"
     in_flight: int | None = None
     assignments: tuple[Assignment | None, ...] = ()
+    price: StagePrice | None = None
 
     def __post_init__(self) -> None:
         first = count(self.first_layer, "first_layer", 0)
@@ -230,6 +258,9 @@ class Pipeline:
 # -- plain data -------------------------------------------------------------------------------
 
 
+_PRICE = tuple(part.name for part in fields(StagePrice))
+
+
 def pipeline_data(pipeline: Pipeline) -> dict[str, Any]:
     return {
         "num_microbatches": pipeline.num_microbatches,
@@ -255,6 +286,7 @@ def pipeline_data(pipeline: Pipeline) -> dict[str, Any]:
                     if stage.assignments
                     else {}
                 ),
+                **({"price": asdict(stage.price)} if stage.price is not None else {}),
             }
             for stage in pipeline.stages
         ],
@@ -262,27 +294,31 @@ def pipeline_data(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def read_pipeline(value: Any) -> Pipeline:
-    fields = READER.record(value, required=("num_microbatches", "stages"))
+    record = READER.record(value, required=("num_microbatches", "stages"))
     with at("stages"):
-        stages = READER.items(fields["stages"], _read_stage)
-    return Pipeline(stages, fields["num_microbatches"])
+        stages = READER.items(record["stages"], _read_stage)
+    return Pipeline(stages, record["num_microbatches"])
 
 
 def _read_stage(value: Any) -> StagePlan:
-    fields = READER.record(
+    record = READER.record(
         value,
         required=("first_layer", "last_layer", "replicas"),
-        optional=("shardings", "recompute", "in_flight", "assignments"),
+        optional=("shardings", "recompute", "in_flight", "assignments", "price"),
     )
     with at("replicas"):
-        replicas = READER.items(fields["replicas"], _read_replica)
+        replicas = READER.items(record["replicas"], _read_replica)
     assignments: tuple[Assignment | None, ...] = ()
-    if "assignments" in fields:
+    if "assignments" in record:
         with at("assignments"):
-            assignments = read_assignments(fields["assignments"])
-    return StagePlan(**{**fields, "replicas": replicas, "assignments": assignments})
+            assignments = read_assignments(record["assignments"])
+    price = record.get("price")
+    if price is not None:
+        with at("price"):
+            price = StagePrice(**READER.record(price, required=_PRICE))
+    return StagePlan(**{**record, "replicas": replicas, "assignments": assignments, "price": price})
 
 
 def _read_replica(value: Any) -> Replica:
-    fields = READER.record(value, required=("group", "devices", "mesh"))
-    return Replica(**fields)
+    record = READER.record(value, required=("group", "devices", "mesh"))
+    return Replica(**record)

@@ -124,12 +124,14 @@ def _memory_lines(evaluation: Evaluation) -> list[str]:
     parts = [f.name for f in fields(MemoryParts)]
     rows = [("stage", "held", "limit", *(_PART_NAMES.get(p, p) for p in parts))]
     for index, stage in enumerate(evaluation.stages):
+        price = evaluation.plan.pipelines[0].stages[index].price
         rows.append(
             (
                 str(index),
                 spelled(stage.fixed_bytes + stage.activation_bytes, "bytes"),
                 spelled(stage.limit_bytes, "bytes"),
-                *(_part(stage, name) for name in parts),
+                # parts are known of stages that are sharded by axes
+                *(_part(stage, name) if price is None else "" for name in parts),
             )
         )
     return ["memory of each device:", *table(rows)]

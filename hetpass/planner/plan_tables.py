@@ -14,6 +14,7 @@ from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
+from hetpass.ir.stage_plan import StagePrice
 from hetpass.planner.judge import pipeline_costs
 from hetpass.planner.objective import Pick
 from hetpass.schedules.costs import PipelineCosts
@@ -23,6 +24,8 @@ def plan_tables(
     plan: Plan, facts: ProgramFacts, cluster: Cluster, assumed: Assumptions = Assumptions()
 ) -> tuple[CostTables, tuple[Pick, ...]]:
     """The tables of the plan's submeshes, and the entry that each of its stages is.
+
+    A stage that carries a price costs that, whatever layers it has in its table.
 
     Raises:
       PlanError: HP-PLAN-UNPRICED, several pipelines or replicas.
@@ -42,7 +45,8 @@ def plan_tables(
         data = replica.axis_size("data")
         submesh = Submesh(data, len(replica.devices) // data)
         group = names.index(replica.group)
-        tables.append(stage_table(facts, cluster, group, submesh, m, stage.recompute, assumed))
+        table = stage_table(facts, cluster, group, submesh, m, stage.recompute, assumed)
+        tables.append(table if stage.price is None else _at_price(table, stage.price))
         picks.append(Pick(index, stage.first_layer, stage.last_layer + 1))
     forward, backward, latency = link_tables(facts, cluster, facts.batch_size / m)
     whole = CostTables(
@@ -55,6 +59,18 @@ def plan_tables(
         latency,
     )
     return whole, tuple(picks)
+
+
+def _at_price(table: StageTable, price: StagePrice) -> StageTable:
+    shape = table.forward_s.shape
+    return replace(
+        table,
+        forward_s=np.full(shape, price.forward_s),
+        backward_s=np.full(shape, price.backward_s),
+        once_s=np.full(shape, price.once_s),
+        fixed_bytes=np.full(shape, price.fixed_bytes),
+        activation_bytes=np.full(shape, price.activation_bytes),
+    )
 
 
 def plan_costs(

@@ -76,11 +76,13 @@ class Candidate:
       plan: what it is.
       step_s: simulated.
       objective_s: T of the inter-op program.
+      tables: per stage, which of the tables that were searched its costs are of.
     """
 
     plan: Plan
     step_s: float
     objective_s: float
+    tables: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -308,7 +310,8 @@ def _candidate(
         fingerprint=facts.fingerprint,
         predictions={"objective_s": found.priced.step_s, "step_s": judgement.step_s},
     )
-    return Candidate(plan, judgement.step_s, found.priced.step_s)
+    chosen = tuple(pick.table for pick in found.priced.picks)
+    return Candidate(plan, judgement.step_s, found.priced.step_s, chosen)
 
 
 def _schedule_does_not_fit(schedule: str, found: list[_Found]) -> PlanError:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.plan import Pipeline, Plan, Replica, StagePlan
+from hetpass.ir.stage_plan import StagePrice
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 CLUSTER = Cluster.emulated({"fast": 8, "slow": 6, "H100-80-2": 4})
@@ -209,6 +210,21 @@ def test_json_round_trip(plan):
 @given(plans())
 def test_what_a_plan_prints_names_every_group(plan):
     assert all(r.group in str(plan) for s in plan.pipelines[0].stages for r in s.replicas)
+
+
+def test_a_price_travels_with_its_stage():
+    plan = parse(TEXT)
+    (pipeline,) = plan.pipelines
+    price = StagePrice(1e-3, 2e-3, 5e-4, 1e6, 2e5)
+    stages = (replace(pipeline.stages[0], price=price), *pipeline.stages[1:])
+    priced = replace(plan, pipelines=(replace(pipeline, stages=stages),))
+    assert Plan.from_json(priced.to_json()) == priced
+    assert "price" not in plan.to_json()
+    for wrong in (-1.0, float("nan"), "1"):
+        with pytest.raises(PlanError, match="forward_s"):
+            replace(price, forward_s=wrong)
+    with pytest.raises(PlanError, match="price"):
+        Plan.from_json(priced.to_json().replace('"once_s"', '"twice_s"'))
 
 
 def test_save_and_load(tmp_path):

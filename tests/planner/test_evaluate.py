@@ -8,6 +8,7 @@ import pytest
 from hetpass.cost.analytic import PEAK
 from hetpass.errors import PlanError
 from hetpass.ir.plan import Plan
+from hetpass.ir.stage_plan import StagePrice
 from hetpass.planner.evaluate import evaluate
 from tests.planner.small_clusters import BATCH, cluster, equal_layers
 
@@ -63,6 +64,20 @@ def test_counts_of_the_plan_are_kept():
     result = evaluate(given, equal_layers(), machines, PEAK)
     assert result.in_flight == (1, 1)
     assert result.step_s == pytest.approx(32.0)  # one microbatch at a time
+
+
+def test_a_stage_costs_the_price_that_it_carries():
+    machines = cluster()
+    given = plan("fast: 0-3 | slow: 4-5", machines)
+    first, second = given.pipelines[0].stages
+    price = StagePrice(0.4, 0.6, 0.0, 7.0, 0.0)  # half of what its layers cost
+    stages = (replace(first, price=price), second)
+    given = replace(given, pipelines=(replace(given.pipelines[0], stages=stages),))
+    result = evaluate(given, equal_layers(), machines, PEAK)
+    assert (result.stages[0].forward_s, result.stages[0].backward_s) == (0.4, 0.6)
+    assert result.stages[0].fixed_bytes == 7.0
+    assert result.bottleneck == 1
+    assert result.step_s == pytest.approx(8 * 2 + 1)
 
 
 def test_memory_is_a_violation_with_numbers():

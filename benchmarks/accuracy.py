@@ -416,8 +416,7 @@ def main() -> None:
         print(
             f"{part}: {row['steps']} steps, mean error {row['mean error']:.1%}; peak memory "
             f"{row['mean peak error']:.1%} mean, {row['median peak error']:.1%} median, "
-            f"{row['mean peak error of those that can be']:.1%} mean of those that are no less than "
-            "parameters, Adam and one microbatch"
+            f"{row['mean peak error of those that can be']:.1%} mean of those that can be"
         )
     print(
         f"order: {len(step_results['order']['right'])} pairs right, wrong: "

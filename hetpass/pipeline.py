@@ -324,10 +324,17 @@ class Passes:
         found = _open(result.plan, wanted, step.layered)
         return with_assignments(found, solved, result.best.tables), result
 
-    def _solved_tables(self, step: Summarized, cluster: Cluster, count: int) -> SolvedTables:
+    def _solved_tables(
+        self,
+        step: Summarized,
+        cluster: Cluster,
+        count: int,
+        sizes: tuple[int, ...] | None = None,
+    ) -> SolvedTables:
+        """Of submeshes of these numbers of devices; None: of all that a search may want."""
         graphs = self._run("graphs", lambda: operation_graphs(step.layered))
         layers = LayerGraphs(graphs, step.layered.layer_kinds)
-        options = IntraOpOptions(assumed=ASSUMED)
+        options = IntraOpOptions(assumed=ASSUMED, sizes=sizes)
         return self._run(
             "shard",
             lambda: intra_op_tables(layers, step.facts, cluster, count, options, self._sharded),
@@ -335,7 +342,10 @@ class Passes:
 
     def assigned(self, step: Summarized, plan: Plan, cluster: Cluster) -> Plan:
         """The plan's stages, with solved shardings for every operation."""
-        return with_assignments(plan, self._solved_tables(step, cluster, plan.num_microbatches))
+        sizes = {len(r.devices) for p in plan.pipelines for s in p.stages for r in s.replicas}
+        count = plan.num_microbatches
+        tables = self._solved_tables(step, cluster, count, tuple(sorted(sizes)))
+        return with_assignments(plan, tables)
 
     def _sharded(self, done: int, of: int) -> None:
         self._tell(f"solving shardings: {done} of {counted(of, 'mesh')} done")

@@ -373,10 +373,11 @@ class AssignedRun:
         self, eqn: JaxprEqn, jaxpr: Jaxpr, position: int, value: LaidOut, inner: AssignedRun
     ) -> LaidOut:
         """A row of a stacked result: as its operation wants it, or as it is accumulated."""
-        at = self.choices.of_loop(eqn, LOOP_OUT, position)
+        at, atom = self.choices.of_loop(eqn, LOOP_OUT, position), jaxpr.outvars[position]
         if at is not None and at.draft.operands:
+            if isinstance(atom, Var):
+                return inner.in_layout(atom, at.wanted[0])
             return inner.layouts.reshard(value, at.wanted[0], "a loop's result")
-        atom = jaxpr.outvars[position]
         known = self.choices.inner(eqn, atom) if isinstance(atom, Var) else None
         if known is not None:
             target = known[0].assignment.accumulators.get(known[1])
@@ -388,11 +389,12 @@ class AssignedRun:
         at = self.choices.of_loop(eqn, LOOP_OUT, position)
         if at is None or not at.draft.results or value.layout is None:
             return value
-        kept = at.layer.kept(at.draft.results[0])
-        for target in (at.choice.results[0], kept):
-            if target is not None:
-                value = self.layouts.reshard(value, target, "a loop's end")
-        return value
+        pinned, kept = at.choice.results[0], at.layer.kept(at.draft.results[0])
+        value = self.layouts.reshard(value, pinned, "a loop's end")
+        if kept is None or kept == pinned:
+            return value
+        self.resharded[eqn.outvars[position], pinned] = value
+        return self.layouts.reshard(value, kept, "a loop's end")
 
     def loop(self, eqn: JaxprEqn) -> list[LaidOut]:
         cond, cond_consts = open_jaxpr(eqn.params["cond_jaxpr"])

@@ -158,8 +158,10 @@ def _reading_copies(
     for eqn in jaxpr.eqns:
         invars = list(eqn.invars)
         for position, atom in enumerate(eqn.invars):
-            place = read_place(choices, eqn, position) if isinstance(atom, Var) else None
-            if place is None or atom not in given:
+            if not isinstance(atom, Var) or atom not in given:
+                continue
+            place = read_place(choices, eqn, position)
+            if place is None:
                 continue
             kept, resting = (
                 place.stack(layout)

@@ -2,7 +2,8 @@
 
 Tables of boundary states leave out much: on two axes a value and its cotangent lie alike, and what
 goes past layers in between is nobody's state. With all else as the chain has it, every value that
-crosses then takes the layout that is best for the layers that make and read it together.
+crosses then takes the layout that is best for the layers that make and read it together, of those
+that take no more memory.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def range_assignments(chain: Chain, first: int, end: int) -> tuple[Assignment, .
     """How the layers first … end - 1 run together."""
     tables = [chain.tables[kind] for kind in chain.kinds[first:end]]
     path = chain.path(first, end)
-    problems = {table: table.made.weighed(table.price) for table in tables}
+    costs = {table: table.made.weighed(table.price) for table in tables}
     layers = [
-        _Layer(problems[table], list(table.choices(*states)))
+        _Layer(costs[table], table.made.memory, list(table.choices(*states)))
         for table, states in zip(tables, path, strict=True)
     ]
     crossing = crossings(tables)
@@ -46,13 +47,14 @@ def range_assignments(chain: Chain, first: int, end: int) -> tuple[Assignment, .
 class _Layer:
     """A layer of the range; `choices` is written to."""
 
-    problem: Problem
+    costs: Problem
+    memory: Problem
     choices: list[int]
 
-    def costs(self, node: int) -> Floats:
-        """Of every choice of a node, with all others as they are."""
-        total = self.problem.nodes[node].copy()
-        for (i, j), costs in self.problem.edges.items():
+    def of(self, problem: Problem, node: int) -> Floats:
+        """What every choice of a node comes to, with all others as they are."""
+        total = problem.nodes[node].copy()
+        for (i, j), costs in problem.edges.items():
             if i == node:
                 total += costs[:, self.choices[j]]
             elif j == node:
@@ -62,14 +64,18 @@ class _Layer:
 
 def _improved(layers: Sequence[_Layer], crossing: Crossing) -> bool:
     """Gives a value the layout that is best for all its layers; whether that changed anything."""
-    total = np.sum([layers[layer].costs(node) for layer, node in crossing], axis=0)
-    now = {layers[layer].choices[node] for layer, node in crossing}
+    own = [(layers[layer], node) for layer, node in crossing]
+    total = np.sum([layer.of(layer.costs, node) for layer, node in own], axis=0)
+    memory = [layer.of(layer.memory, node) for layer, node in own]
+    held = sum(float(m[layer.choices[node]]) for m, (layer, node) in zip(memory, own, strict=True))
+    total[np.sum(memory, axis=0) > held * (1 + 1e-9)] = np.inf
+    now = {layer.choices[node] for layer, node in own}
     cost = float(total[now.pop()]) if len(now) == 1 else np.inf
     best = int(np.argmin(total))
     if not total[best] < cost - 1e-9 * abs(total[best]):
         return False
-    for layer, node in crossing:
-        layers[layer].choices[node] = best
+    for layer, node in own:
+        layer.choices[node] = best
     return True
 
 

@@ -10,7 +10,7 @@ one read, and a result that only its own generation reads is never written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpass._jax import DropVar, Jaxpr, JaxprEqn, Var
@@ -24,6 +24,7 @@ from hetpass.analysis.flops import (
 )
 
 _FUSES = DATA_MOVEMENT | ELEMENTWISE | REDUCTIONS | {"random_bits", "threefry2x32", "random_gamma"}
+_IN_PLACE = frozenset({"scatter", "scatter-add", "scatter_add", "dynamic_update_slice"})
 _READS_PART = frozenset({"gather", "dynamic_slice", "slice"})
 
 
@@ -63,7 +64,7 @@ def fused_traffic(
             readers.setdefault(v, []).append(k)
     maker = {v: k for k, eqn in enumerate(eqns) for v in eqn.outvars}
     generation = _generations(eqns, maker)
-    traffic, peaks = 0.0, [0.0] * (len(eqns) + 1)
+    traffic = 0.0
     for v, places in readers.items():
         if v not in maker and v not in uncounted:
             traffic += _read_bytes(v, places, eqns, generation, size)
@@ -76,9 +77,6 @@ def fused_traffic(
             continue
         written = 0.0 if _is_nest(eqns[k]) else size(v)
         traffic += written + _read_bytes(v, places, eqns, generation, size)
-        if v not in outside and places:
-            peaks[k] += size(v)
-            peaks[places[-1] + 1] -= size(v)
     inner = 0.0
     for eqn in eqns:
         if _is_nest(eqn):
@@ -86,7 +84,42 @@ def fused_traffic(
             moved = nested(eqn, skipped)
             traffic += moved.traffic_bytes
             inner = max(inner, moved.peak_bytes)
-    return Moved(traffic, _most(peaks) + inner)
+    return Moved(traffic, _peak_bytes(eqns, readers, outside, size) + inner)
+
+
+def _peak_bytes(
+    eqns: Sequence[JaxprEqn],
+    readers: Mapping[Var, Sequence[int]],
+    outside: Collection[Var],
+    size: Callable[[Var], float],
+) -> float:
+    """The most that values take at one time which are made and dropped inside."""
+    derived: dict[Var, frozenset[Var]] = {}  # what is made again -> the kept values it takes
+    made: dict[Var, int] = {}
+    dead: dict[Var, int] = {}  # kept value -> the position from which on its memory is free
+    for k, eqn in enumerate(eqns):
+        read: set[Var] = set()
+        for a in eqn.invars:
+            if isinstance(a, Var):
+                read |= derived.get(a, {a} if a in made else set())
+        keeps = _breaks(eqn) or _is_nest(eqn)
+        for v in eqn.outvars:
+            places = readers.get(v, ())
+            if isinstance(v, DropVar) or not (places or v in outside):
+                continue
+            if keeps or v in outside or any(not _fuses(eqns[r]) for r in places):
+                made[v] = k
+                dead.update((r, k + 1) for r in read)
+            else:
+                derived[v] = frozenset(read)
+        if eqn.primitive.name in _IN_PLACE and eqn.invars[0] in read:
+            dead[eqn.invars[0]] = k
+    changes = [0.0] * (len(eqns) + 1)
+    for v, k in made.items():
+        if v not in outside and v in dead:
+            changes[k] += size(v)
+            changes[dead[v]] -= size(v)
+    return _most(changes)
 
 
 def nested_traffic(eqn: JaxprEqn, uncounted: Collection[int] = ()) -> Moved:

@@ -1,13 +1,15 @@
-"""Recomputation per stage: the backward part runs the stage's forward equations once more.
+"""Recomputation per stage: the backward part runs the stage's forward equations once more; and what
+a model recomputes itself is done no earlier than it is needed.
 
 Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), a stage at a time: between
 forward and backward only the stage's inputs are held. The equations are the same, so results are;
 random masks too, since they come from keys and positions, not from a state.
 
-A model that recomputes blocks itself (`jax.checkpoint`) has backward equations that equal the
-copies. A compiler would merge the two, or run them side by side since they read the same
-parameters, and hold for the whole stage what each block makes anew. So their operands pass a fence,
-together with what the backward part made last: a block is recomputed when its turn has come.
+A model that recomputes blocks itself (`jax.checkpoint`) has backward equations that equal forward
+ones, or their copies. A compiler would merge equals of one program, and run all blocks as soon as
+what they read is there, since nothing else keeps them, and hold for the whole stage what each block
+makes anew. So their operands pass a fence, together with what the backward part made last: a block
+is recomputed when its turn has come.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from hetpass.transforms.region import Mark, RegionDraft, marks
 
 
 def recompute(layered: Layered, stage_of_layer: Sequence[int], stages: Collection[int]) -> Layered:
-    """Backward equations on `stages` read copies of the forward values of their own stage.
+    """Backward equations on `stages` read copies of the forward values of their own stage; on every
+    stage those that compute what a forward equation does wait for their turn.
 
     Copies are backward equations; those that nothing reads are not made. What has effects (a
     print) is never run again: its results are kept.
@@ -33,11 +36,11 @@ def recompute(layered: Layered, stage_of_layer: Sequence[int], stages: Collectio
       layered: with every equation on one stage.
       stage_of_layer: per layer.
     """
-    if not stages:
-        return layered
     work = _Work(RegionDraft.of(layered), stage_of_layer, frozenset(stages))
     for eqn, mark in zip(layered.program.region.eqns, marks(layered), strict=True):
         work.visit(eqn, mark)
+    if not stages and not work.fences:
+        return layered
     program = layered.program
     for var, output in zip(program.region.outvars, program.region_outputs, strict=True):
         work.draft.add_output(var, output)
@@ -51,8 +54,8 @@ class _Work:
     Attributes:
       forward: the forward equation on one of the stages that makes a variable.
       copies: what a forward variable is called when its own stage makes it again.
-      made: what copies compute, on what.
-      fences: of what they read, the variables that hide them from the compiler.
+      made: what copies, and forward equations on other stages, compute, on what.
+      fences: by stage and variable that is read, the one that hides it from the compiler.
       latest: per stage, what its backward part made last of the examples.
     """
 
@@ -62,18 +65,22 @@ class _Work:
     forward: dict[Var, tuple[JaxprEqn, Mark]] = field(default_factory=dict)
     copies: dict[Var, Var] = field(default_factory=dict)
     made: set[Hashable] = field(default_factory=set)
-    fences: dict[Var, Var] = field(default_factory=dict)
+    fences: dict[tuple[int, Var], Var] = field(default_factory=dict)
     latest: dict[int, Var] = field(default_factory=dict)
 
     def visit(self, eqn: JaxprEqn, mark: Mark) -> None:
         stage = self.stage_of_layer[mark.span.first]
-        if stage in self.stages and not mark.backward and not eqn.effects:
+        if not mark.backward and stage not in self.stages:
+            self.made.add(_computes(eqn, eqn.invars))
+        elif not mark.backward and not eqn.effects:
             self.forward.update((v, (eqn, mark)) for v in eqn.outvars)
-        if stage in self.stages and mark.backward:
-            self._copy(eqn, stage)
-            operands = [self._renamed(v, stage) for v in eqn.invars]
+        if mark.backward:
+            operands = list(eqn.invars)
+            if stage in self.stages:
+                self._copy(eqn, stage)
+                operands = [self._renamed(v, stage) for v in eqn.invars]
             if _computes(eqn, operands) in self.made:
-                operands = self._fenced(operands, mark, self.latest.get(stage))
+                operands = self._fenced(operands, mark, stage)
             eqn = eqn.replace(invars=operands)
             self.latest.update(
                 (stage, v) for v in eqn.outvars if isinstance(self.draft.kinds.get(v), Batched)
@@ -127,23 +134,25 @@ class _Work:
             Mark(mark.span, True, mark.origin),
         )
 
-    def _fenced(self, operands: Sequence[Atom], mark: Mark, after: Var | None) -> list[Atom]:
+    def _fenced(self, operands: Sequence[Atom], mark: Mark, stage: int) -> list[Atom]:
         """The same values, one of them by a name that the compiler takes for another's and makes no
-        earlier than `after`: a copy, if there is one, else what the stage reads."""
+        earlier than what the stage's backward part made last: one of the examples, if there is
+        one."""
         hideable = [v for v in operands if isinstance(v, Var) and not _is_key(v)]
-        copied = set(self.copies.values())
-        value = next((v for v in hideable if v in copied), hideable[0] if hideable else None)
+        batched = [v for v in hideable if isinstance(self.draft.kinds.get(v), Batched)]
+        value = next(iter([*batched, *hideable]), None)
         if value is None:
             return list(operands)
-        if value not in self.fences:
+        if (stage, value) not in self.fences:
+            after = self.latest.get(stage)
             waits = [after] if after is not None and not _is_key(after) else []
-            self.fences[value] = self.draft.emit_call(
+            self.fences[stage, value] = self.draft.emit_call(
                 lambda *values: jax.lax.optimization_barrier(values)[0],
                 [value, *waits],
                 self.draft.kinds[value],
                 mark,
             )
-        return [self.fences[value] if v is value else v for v in operands]
+        return [self.fences[stage, value] if v is value else v for v in operands]
 
 
 def _is_key(value: Var) -> bool:

@@ -88,12 +88,20 @@ class AssignedRun:
 
     def in_layout(self, atom: Var, target: Layout) -> LaidOut:
         """A value as one of its readers wants it."""
-        if self.values[atom].layout == target:
-            return self.values[atom]
-        if (atom, target) not in self.resharded:
-            value = self.layouts.reshard(self.values[atom], target, str(atom.aval.str_short()))
-            self.resharded[atom, target] = value
-        return self.resharded[atom, target]
+        return self.brought(atom, self.values[atom], target)
+
+    def brought(self, atom: Var, value: LaidOut, target: Layout) -> LaidOut:
+        """One layout of a value to another; a step serves all readers whose way it is on."""
+        if value.layout == target:
+            return value
+        if (atom, target) in self.resharded:
+            return self.resharded[atom, target]
+        for stop in self.layouts.way(value, target):
+            if (atom, stop) not in self.resharded:
+                reason = str(atom.aval.str_short())
+                self.resharded[atom, stop] = self.layouts.reshard(value, stop, reason)
+            value = self.resharded[atom, stop]
+        return value
 
     def wanted(self, atom: Atom, layer: LayerChoices, number: int, target: Layout) -> LaidOut:
         """An operand: from where it comes to how the layer keeps it, and on to `target`."""
@@ -102,11 +110,7 @@ class AssignedRun:
         kept = layer.kept(number)
         if self.values[atom].layout is None or kept is None or kept == target:
             return self.in_layout(atom, target)
-        stored = self.in_layout(atom, kept)
-        if (atom, target) not in self.resharded and stored.layout != target:
-            value = self.layouts.reshard(stored, target, str(atom.aval.str_short()))
-            self.resharded[atom, target] = value
-        return stored if stored.layout == target else self.resharded[atom, target]
+        return self.brought(atom, self.in_layout(atom, kept), target)
 
     # -- Equations ----------------------------------------------------------------------------
 

@@ -113,6 +113,14 @@ class MeshLayouts:
             raise ValueError(f"no way from {ends[0]} to {ends[1]} for {shape}")
         return found.steps
 
+    def way(self, value: LaidOut, target: Layout) -> tuple[Layout, ...]:
+        """The layouts on the cheapest way to one, that one last."""
+        if value.layout is None or jnp.issubdtype(value.array.dtype, jax.dtypes.extended):
+            return (target,)
+        shape = tuple(value.array.shape[len(value.layout.partial) :])
+        steps = self.steps(shape, float(value.array.dtype.itemsize), (value.layout, target))
+        return tuple(step.after for step in steps)
+
     def reshard(self, value: LaidOut, target: Layout, reason: str) -> LaidOut:
         """One constraint per step of the cheapest way."""
         if value.layout is None:

@@ -185,15 +185,27 @@ class _Meter:
             if v in self.assignment.stored:
                 stored = self.assignment.stored[v]
                 self.move(values[v], (after, stored), when, f"{what}, stored", operation.count)
+                self.resharded.add((v, after, when, operation.count))
 
     def read_operand(self, v: int, layout: Layout, when: When, what: str, count: int) -> None:
-        """One reshard serves all that read a value in the same layout."""
-        value, ends, key = self.graph.values[v], (self.kept(v), layout), (v, layout, when, count)
-        if key in self.resharded:
-            self.repeated_s += count * reshard_path(value, *ends, self.setting.mesh).seconds
+        """One step serves all that read a value and whose way it is on."""
+        value, kept = self.graph.values[v], self.kept(v)
+        if kept == layout:
             return
-        self.resharded.add(key)
-        self.move(value, ends, when, what, count)
+        path = reshard_path(value, kept, layout, self.setting.mesh)
+        if (v, layout, when, count) in self.resharded:
+            self.repeated_s += count * path.seconds
+            return
+        before = kept
+        for step in path.steps:
+            if (v, step.after, when, count) in self.resharded:
+                self.repeated_s += count * step.seconds
+            else:
+                self.resharded.add((v, step.after, when, count))
+                self.move(value, (before, step.after), when, what, count)
+            before = step.after
+        if not path.steps:
+            self.move(value, (kept, layout), when, what, count)
 
     def kept(self, value: int) -> Layout:
         if value in self.assignment.stored:

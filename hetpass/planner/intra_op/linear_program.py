@@ -39,7 +39,7 @@ class Effort:
     gap: float = 1e-9
     most_entries: int = 1 << 23
     most_joined: int = 1_000_000
-    most_limited: int = 500_000
+    most_limited: int = 400_000
     allowances: tuple[float, ...] = (3e-3, 3e-2)
     most_states: int = 64
     refinements: int = 2

@@ -249,6 +249,14 @@ for _name, _value in (("plan", {}), ("options", {"sharding": "solved"})):
         "HP-TRACE-OPTION",
         lambda tmp, name=_name, value=_value: hp.het_parallelize(_step, **{name: value}),
     )
+
+
+def _without_compiling(tmp: Any) -> Any:
+    with jax.disable_jit():
+        return hp.het_parallelize(_step, cluster=CLUSTER)(*_arguments())
+
+
+BAD["compiling_switched_off"] = ("HP-TRACE-DISABLED", _without_compiling)
 BAD["donate_argnums_that_are_none"] = (
     "HP-TRACE-ARGNUMS",
     lambda tmp: hp.het_parallelize(_step, donate_argnums=None),  # type: ignore[arg-type]

@@ -76,6 +76,22 @@ def test_draws_of_one_key_differ_between_microbatches(draw):
         np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-6)
 
 
+def test_a_batch_by_keyword_alone_is_named_in_the_way_out():
+    def step(params, *, batch):
+        return _step(params, batch)
+
+    cluster = hp.Cluster.emulated({"a": 1})
+    params, batch = _arguments()
+    with pytest.raises(hp.HetpassError, match="HP-SPLIT-PROBE") as refused:
+        hp.het_parallelize(step, cluster=cluster, num_microbatches=4)(params, batch=batch)
+    assert "hp.Options(batch_axes={'batch': 0}) if batch is it" in refused.value.ways_out
+    options = hp.Options(batch_axes={"batch": 0})
+    parallel = hp.het_parallelize(
+        step, cluster=cluster, num_microbatches=4, options=options, donate_argnums=()
+    )
+    assert_equal(parallel(params, batch=batch), jax.jit(step)(params, batch=batch))
+
+
 def _columns_first(tree):
     """The same numbers, laid out column by column, as a `jit` with such a layout returns them."""
     device = SingleDeviceSharding(jax.devices()[0])

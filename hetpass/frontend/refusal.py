@@ -7,6 +7,7 @@ follows from it, and an earlier equation more than a later one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -159,9 +160,16 @@ def mixes_refusal(
 def probe_ways_out(traced: Traced) -> list[str]:
     """Of a step that is another program at another batch size, or has no batch."""
     if traced.batch_size is None:
+        arguments = traced.inputs[: len(traced.inputs) - len(traced.constants)]
+        keywords = dict.fromkeys(
+            re.split(r"[\[.]", leaf.path)[0]
+            for leaf in arguments
+            if leaf.argnum is None and leaf.aval.shape
+        )
         return [
             "num_microbatches=1",
             "batch_argnums naming the argument whose leading dimension is the batch",
+            *(f"hp.Options(batch_axes={{{name!r}: 0}}) if {name} is it" for name in keywords),
         ]
     if traced.probe_function == "prod":
         return [

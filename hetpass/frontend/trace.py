@@ -56,10 +56,11 @@ def trace(
       arg_names: of the positional arguments, for messages.
 
     Raises:
-      TraceError: the arguments are no arrays, the batch's leaves disagree in size, or the step
-        cannot be traced at B.
+      TraceError: the arguments are no arrays, the batch's leaves disagree in size, the step cannot
+        be traced at B, or nothing is to be compiled (`jax_disable_jit`).
     """
     name = getattr(fun, "__name__", type(fun).__name__)
+    _check_compiles(fun, name)
     statics = {i: args[i] for i in signature.static_argnums if i < len(args)}
     dynamic = [a for i, a in enumerate(args) if i not in statics]
     argnums = [i for i in range(len(args)) if i not in statics]
@@ -100,6 +101,20 @@ def trace(
         batch_size=batch_size,
         recomputed=first.recomputed,
     )
+
+
+def _check_compiles(fun: Callable[..., Any], name: str) -> None:
+    if jax.config.jax_disable_jit:
+        raise TraceError(
+            "HP-TRACE-DISABLED",
+            f"{name} is to be compiled, and compiling is switched off",
+            where=_defined_at(fun),
+            details=["jax.config.jax_disable_jit is True (JAX_DISABLE_JIT, or jax.disable_jit())"],
+            ways_out=[
+                "with jax.disable_jit(False): around the call",
+                "call the undecorated step to go through it line by line",
+            ],
+        )
 
 
 def abstract(value: Any, path: str = "argument") -> _jax.ShapedArray:

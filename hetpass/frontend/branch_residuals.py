@@ -10,8 +10,9 @@ makes them, and zero in the other branches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 from hetpass import _jax
 from hetpass._jax import Atom, Jaxpr, JaxprEqn, Var
 from hetpass.frontend.emit import emit
+from hetpass.frontend.inline import live
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,8 @@ def _forward(eqn: JaxprEqn, shared: Sequence[Var], residuals: Sequence[_Residual
                 made, (zeros,) = _zeros(eqn, residual.own.aval)
                 eqns += made
                 outs.append(zeros)
-        live = list(_live(eqns, outs))
-        body = _jax.make_jaxpr_value(jaxpr.invars, outs, live, constvars=jaxpr.constvars)
+        alive = list(compress(eqns, live(eqns, outs)))
+        body = _jax.make_jaxpr_value(jaxpr.invars, outs, alive, constvars=jaxpr.constvars)
         branches.append(_jax.close(body, consts))
     outvars = [*(eqn.outvars[k] for k in kept), *(r.own for r in residuals)]
     return _jax.make_eqn(eqn, eqn.invars, outvars, {**eqn.params, "branches": tuple(branches)})
@@ -157,16 +159,6 @@ def _forward(eqn: JaxprEqn, shared: Sequence[Var], residuals: Sequence[_Residual
 
 def _zeros(eqn: JaxprEqn, aval: Any) -> tuple[list[JaxprEqn], list[Atom]]:
     return emit(eqn, lambda: jnp.zeros(aval.shape, aval.dtype), ())
-
-
-def _live(eqns: Sequence[JaxprEqn], outs: Sequence[Atom]) -> Iterator[JaxprEqn]:
-    needed = {v for v in outs if isinstance(v, Var)}
-    kept = []
-    for eqn in reversed(eqns):
-        if eqn.effects or any(v in needed for v in eqn.outvars):
-            needed.update(v for v in eqn.invars if isinstance(v, Var))
-            kept.append(eqn)
-    return reversed(kept)
 
 
 def _backward(eqn: JaxprEqn, shared: Sequence[Var], residuals: Sequence[_Residual]) -> JaxprEqn:

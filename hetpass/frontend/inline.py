@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 from hetpass import _jax
@@ -68,12 +69,14 @@ def inline(closed: Any) -> Inlined:
     flat = _Flattener()
     invars = [_jax.make_var(v.aval) for v in jaxpr.invars]
     outvars = flat.run(jaxpr, consts, invars, caller=None, recomputed=False)
-    eqns, recomputed = _live(flat.eqns, flat.recomputed, outvars)
+    alive = live(flat.eqns, outvars)
     constants = list(flat.constants.values())
     return Inlined(
-        _jax.make_jaxpr_value([*invars, *(v for v, _ in constants)], outvars, eqns),
+        _jax.make_jaxpr_value(
+            [*invars, *(v for v, _ in constants)], outvars, list(compress(flat.eqns, alive))
+        ),
         tuple(value for _, value in constants),
-        tuple(recomputed),
+        tuple(compress(flat.recomputed, alive)),
     )
 
 
@@ -171,14 +174,12 @@ def _fresh(closed: Any) -> Any:
     return _jax.close(body, [value for _, value in constants])
 
 
-def _live(
-    eqns: Sequence[JaxprEqn], recomputed: Sequence[bool], outvars: Sequence[Atom]
-) -> tuple[list[JaxprEqn], list[bool]]:
+def live(eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> list[bool]:
+    """Per equation, whether a result or an effect needs it."""
     needed = {v for v in outvars if isinstance(v, Var)}
-    kept: list[tuple[JaxprEqn, bool]] = []
-    for eqn, again in zip(reversed(eqns), reversed(recomputed), strict=True):
-        if eqn.effects or any(v in needed for v in eqn.outvars):
+    kept = []
+    for eqn in reversed(eqns):
+        kept.append(bool(eqn.effects) or any(v in needed for v in eqn.outvars))
+        if kept[-1]:
             needed.update(v for v in eqn.invars if isinstance(v, Var))
-            kept.append((eqn, again))
-    kept.reverse()
-    return [e for e, _ in kept], [r for _, r in kept]
+    return kept[::-1]

@@ -99,7 +99,7 @@ def _module_rules(eqns: Sequence[JaxprEqn]) -> list[ShardingRule | None]:
     def together(values: list[list[Any]]) -> list[Any]:
         return [f(*v) for f, v in zip(functions, values, strict=True)]
 
-    module = jax.jit(together, keep_unused=True).lower(operands).compiler_ir("stablehlo")
+    module = jax.jit(together).lower(operands).compiler_ir("stablehlo")
     bodies, shapes = _jax.sharding_rules_of(module)
     rules: list[ShardingRule | None] = []
     for k, eqn in enumerate(eqns):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -88,15 +88,16 @@ def compile(
     shardings = stored.shardings(dict(enumerate(meshes)))
     links = tuple(_link(t.source, t.target, shardings, avals) for t in staged.transfers)
     kept = undonatable(staged, [link.aliases for link in links])
-    build = Build(staged, dict(enumerate(meshes)), avals, shardings, kept, clock)
+    build = Build(staged, dict(enumerate(meshes)), avals, shardings, stored.free, kept, clock)
+    built = build.all(stored.programs(), threads)
     return CompiledStep(
         staged=staged,
         schedule=schedule,
         replicas=replicas,
         meshes=meshes,
         avals=avals,
-        shardings=tuple(shardings.values()),
-        executables=build.all(stored.programs(), threads),
+        shardings=tuple(built.shardings.values()),
+        executables=built.executables,
         links=links,
         placements=tuple(stored.placements(shardings).values()),
         numbers=tuple(microbatch_numbers(mesh, staged.num_microbatches) for mesh in meshes),
@@ -141,39 +142,76 @@ def undonatable(staged: Staged, aliases: Sequence[bool]) -> frozenset[int]:
 
 
 @dataclass(frozen=True)
+class Built:
+    """What `Build` made.
+
+    Attributes:
+      executables: one per program, in their order.
+      shardings: by slot, with those that the compiler chose.
+    """
+
+    executables: tuple[Executable, ...]
+    shardings: Mapping[int, NamedSharding]
+
+
+@dataclass(frozen=True)
 class Build:
     """Compiles programs of the stages whose meshes are here.
 
     Attributes:
       meshes: by stage. shardings: by slot.
       avals: per slot. kept: slots that are never donated.
+      free: slots whose sharding the compiler of the program that makes them completes
+        (`StoredSlots.free`); programs that read them are compiled after it.
     """
 
     staged: Staged
     meshes: Mapping[int, Mesh]
     avals: tuple[ShapedArray, ...]
     shardings: Mapping[int, NamedSharding]
+    free: frozenset[int]
     kept: frozenset[int]
     clock: Clock | None
 
-    def all(self, programs: Sequence[StageProgram], threads: int) -> tuple[Executable, ...]:
+    def all(self, programs: Sequence[StageProgram], threads: int) -> Built:
+        """Compiles the programs; those that read what others make come after those."""
         with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="compile") as pool:
             # Lowering holds the interpreter's lock: one after another here, while others compile.
             calls: dict[object, Future[tuple[jax.stages.Compiled, float]]] = {}
-            jobs = []
-            for program in programs:
+            makers: dict[int, tuple[int, Future[tuple[jax.stages.Compiled, float]]]] = {}
+            found = dict(self.shardings)
+            jobs = {}
+            for position in self._makers_first(programs):
+                program = programs[position]
+                found.update(_completed(makers, self._free(program.arguments)))
+                build = replace(self, shardings=found)
                 began = self._now()
-                donated = self._donated(program)
-                lowered = self._lowered(program, donated)
+                donated = build._donated(program)
+                lowered = build._lowered(program, donated)
                 key = self._key(program, lowered)
                 lower_s = self._now() - began
                 if key not in calls:
                     calls[key] = pool.submit(self._compiled, lowered)
-                jobs.append((program, donated, lower_s, calls[key]))
-            return tuple(
+                makers.update(
+                    (slot, (program.results.index(slot), calls[key]))
+                    for slot in self._free(program.results)
+                )
+                jobs[position] = program, donated, lower_s, calls[key]
+            found.update(_completed(makers, makers))
+            executables = tuple(
                 Executable(program, call.result()[0], donated, lower_s + call.result()[1])
-                for program, donated, lower_s, call in jobs
+                for _, (program, donated, lower_s, call) in sorted(jobs.items())
             )
+        return Built(executables, found)
+
+    def _free(self, slots: Sequence[int]) -> list[int]:
+        return [slot for slot in slots if slot in self.free]
+
+    def _makers_first(self, programs: Sequence[StageProgram]) -> list[int]:
+        """Positions of the programs; those that wait for none come first, to keep compilers busy
+        while the others wait."""
+        positions = range(len(programs))
+        return sorted(positions, key=lambda k: bool(self._free(programs[k].arguments)))
 
     def _key(self, program: StageProgram, lowered: jax.stages.Lowered) -> object:
         """Equal for equal programs of stages on one mesh: they are compiled once."""
@@ -195,14 +233,30 @@ class Build:
         ]
         if program.per_microbatch:
             avals.append(jax.ShapeDtypeStruct((), np.int32))
+
+        def function(*values: Any) -> tuple[Any, ...]:
+            *results, token = program.function(*values)
+            pairs = zip(program.results, results, strict=True)
+            return (*(self._completed_by_compiler(slot, made) for slot, made in pairs), token)
+
+        out_shardings = [None if s in self.free else self.shardings[s] for s in program.results]
         jitted = jax.jit(
-            program.function,
+            function,
             in_shardings=(*(self.shardings[slot] for slot in program.arguments), *extra),
-            out_shardings=(*(self.shardings[slot] for slot in program.results), everywhere),
+            out_shardings=(*out_shardings, everywhere),
             donate_argnums=tuple(program.arguments.index(slot) for slot in donated),
-            keep_unused=True,
         )
+        # (With `keep_unused`, jax 0.12 would keep every executable until the process ends.)
         return jitted.lower(*avals)
+
+    def _completed_by_compiler(self, slot: int, value: Any) -> Any:
+        """A free slot's value, cut as its sharding says and along other dimensions at will."""
+        if slot not in self.free:
+            return value
+        sharding = self.shardings[slot]
+        entries = [*sharding.spec, *(None,) * (value.ndim - len(sharding.spec))]
+        open_spec = PartitionSpec(*(e or PartitionSpec.UNCONSTRAINED for e in entries))
+        return jax.lax.with_sharding_constraint(value, NamedSharding(sharding.mesh, open_spec))
 
     def _compiled(self, lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float]:
         began = self._now()
@@ -211,7 +265,8 @@ class Build:
 
     def _donated(self, program: StageProgram) -> tuple[int, ...]:
         """What is updated in place, and freed slots whose buffer some result fits."""
-        places = [self._place(s) for s in program.results if s not in program.updated]
+        made = [s for s in program.results if s not in program.updated and s not in self.free]
+        places = [self._place(s) for s in made]
         donated = [s for s in program.updated if s not in self.kept]
         for slot in program.frees:
             if slot not in self.kept and self._place(slot) in places:
@@ -222,3 +277,19 @@ class Build:
     def _place(self, slot: int) -> tuple[Any, ...]:
         aval = self.avals[slot]
         return (aval.shape, aval.dtype, self.shardings[slot])
+
+
+def _completed(
+    makers: Mapping[int, tuple[int, Future[tuple[jax.stages.Compiled, float]]]],
+    slots: Iterable[int],
+) -> dict[int, NamedSharding]:
+    """By slot, the sharding that the compiler gave it.
+
+    Args:
+      makers: by slot, the result's position among those of the executable that makes it.
+    """
+    shardings = {}
+    for slot in slots:
+        position, call = makers[slot]
+        shardings[slot] = call.result()[0].output_shardings[position]
+    return shardings

@@ -111,7 +111,7 @@ def compile_part(
     kept = undonatable(staged, aliases)
     if not emulation.donates:
         kept = frozenset(range(len(staged.slots)))
-    build = Build(staged, meshes, avals, shardings, kept, time.perf_counter)
+    build = Build(staged, meshes, avals, shardings, stored.free, kept, time.perf_counter)
     programs = stored.programs()
     count = staged.num_microbatches
     fragments = dict(enumerate(staged.fragments))
@@ -120,7 +120,7 @@ def compile_part(
     built = iter(
         [
             emulated(executable, emulation, fragments.get(number))
-            for (number, _), executable in zip(own_programs, found_here, strict=True)
+            for (number, _), executable in zip(own_programs, found_here.executables, strict=True)
         ]
     )
     return CompiledPart(
@@ -131,7 +131,7 @@ def compile_part(
         places=where,
         avals=avals,
         specs=stored.specs,
-        shardings=shardings,
+        shardings=found_here.shardings,
         executables=tuple(next(built) if p.stage in meshes else _elsewhere(p) for p in programs),
         links=links,
         routes=routes,

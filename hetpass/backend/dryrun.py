@@ -138,10 +138,13 @@ def dryrun(
     }
     shardings = stored.shardings(meshes)
     kept = undonatable(staged, [False] * len(staged.transfers))
-    build = Build(staged, meshes, stored.avals, shardings, kept, clock)
-    executables = build.all(stored.programs(), threads)
+    build = Build(staged, meshes, stored.avals, shardings, stored.free, kept, clock)
+    built = build.all(stored.programs(), threads)
+    executables = built.executables
     reports = [fragment_report(executable) for executable in executables]
-    held = [_device_bytes(a, s) for a, s in zip(stored.avals, shardings.values(), strict=True)]
+    held = [
+        _device_bytes(a, s) for a, s in zip(stored.avals, built.shardings.values(), strict=True)
+    ]
     stages = []
     for number, replica in enumerate(replicas):
         own = [

@@ -3,7 +3,9 @@
 The default rule reads two mesh axes by name. `data` cuts the examples: batched slots along their
 batch dimension, partial slots along a leading dimension with one part per device. `model` cuts
 parameters and optimizer state: every whole float array of two or more dimensions, along its
-largest dimension that divides (the last of equals). A plan overrides the rule by slot name.
+largest dimension that divides (the last of equals). A plan overrides the rule by slot name. What
+a microbatch's forward keeps for its backward, the compiler may cut further (`free_slots` of
+`backend/stored_slots`).
 """
 
 from __future__ import annotations

@@ -182,9 +182,14 @@ class HetParallelized:
         statics = self.settings.signature.static_argnums
         dynamic = tuple(a for i, a in enumerate(args) if i not in statics)
         leaves, tree = jax.tree.flatten((dynamic, dict(kwargs)))
+        try:
+            avals = tuple(_leaf_key(leaf) for leaf in leaves)
+        except TraceError:
+            self.trace(*args, **kwargs)  # says by name which one it is
+            raise
         return (
             tree,
-            tuple(_leaf_key(leaf) for leaf in leaves),
+            avals,
             tuple(_hashable(args[i], i) for i in statics if i < len(args)),
         )
 

@@ -55,7 +55,14 @@ def checked_call(
             f"{name} cannot be called so: {error}",
             where=f"{name}{signature}"[:_MOST_OF_A_SIGNATURE],
             details=[f"called with {call_text(args, kwargs)}"],
-            ways_out=["pass what the step's own signature names"],
+            ways_out=[
+                "pass what the step's own signature names",
+                *(
+                    [f"decorate the method of the object: het_parallelize(self.{name})"]
+                    if "self" in signature.parameters
+                    else []
+                ),
+            ],
         ) from None
 
 
@@ -126,7 +133,9 @@ def checked_batch_axes(value: Any) -> Mapping[str, int | None]:
         return value
     raise TraceError(
         "HP-TRACE-BATCH-AXIS",
-        f"batch_axes is {shown(value)}",
+        "batch_axes has an entry that is no dimension by path"
+        if isinstance(value, Mapping)
+        else f"batch_axes is {shown(value)}",
         where="Options.batch_axes",
         details=[f"{k!r:.60}: {v!r:.60}" for k, v in value.items() if not legal(k, v)]
         if isinstance(value, Mapping)

@@ -58,14 +58,21 @@ def call_of(
 ) -> Call:
     """The call without its numbers."""
     shapes = tuple(
-        a if i in signature.static_argnums else jax.tree.map(_shape, a) for i, a in enumerate(args)
+        a
+        if i in signature.static_argnums
+        else _shapes(names[i] if i < len(names) else f"args[{i}]", a)
+        for i, a in enumerate(args)
     )
-    return Call(fun, shapes, jax.tree.map(_shape, dict(kwargs)), signature, tuple(names))
+    named = {name: _shapes(name, value) for name, value in kwargs.items()}
+    return Call(fun, shapes, named, signature, tuple(names))
 
 
-def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    aval = abstract(leaf)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+def _shapes(argument: str, value: Any) -> Any:
+    def shape(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        aval = abstract(leaf, argument + jax.tree_util.keystr(path))
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+    return jax.tree_util.tree_map_with_path(shape, value)
 
 
 @dataclass(frozen=True)

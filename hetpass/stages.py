@@ -32,7 +32,7 @@ from hetpass.ir.cluster import Cluster
 from hetpass.ir.device_profile import DeviceProfile
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan import Plan
-from hetpass.ir.quantities import counted, spelled
+from hetpass.ir.quantities import counted, span_text, spelled
 from hetpass.ir.timeline import Timeline
 from hetpass.pictures.html_table import html_table
 from hetpass.pictures.plot_memory import plot_memory
@@ -409,7 +409,7 @@ class Planned:
         rows = [
             (
                 str(number),
-                f"{stage.first_layer}-{stage.last_layer}",
+                span_text(stage.first_layer, stage.last_layer),
                 ", ".join(f"{r.group}[{len(r.devices)}]" for r in stage.replicas),
                 ", ".join(f"{name}={size}" for name, size in stage.replicas[0].mesh),
             )

@@ -322,6 +322,36 @@ def an_object_in_the_batch(tmp: Path) -> Any:
     return _call(_arguments()[1] | {"thing": object()})
 
 
+@bad("HP-TRACE-ARGUMENT")
+def objects_in_an_array_of_the_batch(tmp: Path) -> Any:
+    return _call(_arguments()[1] | {"things": np.array([object()] * 8)})
+
+
+@bad("HP-TRACE-ARGUMENT")
+def a_masked_array(tmp: Path) -> Any:
+    return _call(_arguments()[1] | {"x": np.ma.masked_array(_arguments()[1]["x"])})
+
+
+@bad("HP-TRACE-ARGUMENT")
+def an_integer_that_is_too_large(tmp: Path) -> Any:
+    return _call(_arguments()[1] | {"seed": 2**40})
+
+
+@bad("HP-TRACE-BATCH-AXIS")
+def batch_axis_that_is_no_dimension(tmp: Path) -> Any:
+    return _traced(options=hp.Options(batch_axes={"batch['x']": True}))
+
+
+@bad("HP-TRACE-CALL")
+def a_method_without_its_object(tmp: Path) -> Any:
+    class Trainer:
+        @hp.het_parallelize(cluster=CLUSTER, num_microbatches=4)
+        def step(self, params: Any, batch: Any) -> Any:
+            return _step(params, batch)
+
+    return Trainer().step(*_arguments())
+
+
 @bad("HP-TRACE-STATIC")
 def a_static_argument_that_cannot_be_hashed(tmp: Path) -> Any:
     step = hp.het_parallelize(lambda s, b, c: _step(s, b), static_argnums=2)
@@ -334,6 +364,10 @@ def a_static_argument_that_cannot_be_hashed(tmp: Path) -> Any:
 
 def _of(step: Callable[..., Any]) -> Callable[[Path], Any]:
     return lambda tmp: _call(_arguments()[1], step)
+
+
+def _returns_a_shape(params: Any, batch: Any) -> Any:
+    return _step(params, batch), jax.ShapeDtypeStruct((2,), jnp.float32)
 
 
 def _branches(params: Any, batch: Any) -> Any:
@@ -421,6 +455,7 @@ STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "that_raises": ("HP-TRACE-STEP", _raises),
     "that_misses_a_key": ("HP-TRACE-STEP", _missing_key),
     "that_returns_text": ("HP-TRACE-STEP", _no_arrays),
+    "that_returns_a_shape": ("HP-TRACE-STEP", _returns_a_shape),
     "in_numpy": ("HP-TRACE-STEP", _numpy),
     "gradient_of_integers": ("HP-TRACE-STEP", _integer_gradient),
     "gradient_of_a_vector": ("HP-TRACE-STEP", _gradient_of_a_vector),
@@ -461,6 +496,12 @@ def test_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert refusal.ways_out, f"no way out:\n{text}"
     if name.startswith("step_"):
         assert "test_bad_input.py:" in text, f"the user's line is not named:\n{text}"
+
+
+def test_what_is_no_array_is_named() -> None:
+    with pytest.raises(hp.HetpassError) as caught:
+        objects_in_an_array_of_the_batch(Path())
+    assert caught.value.where == "batch['things']"
 
 
 # ---------------------------------------------------------------------------------------------

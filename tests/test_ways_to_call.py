@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout, with_layout_constraint
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import hetpass as hp
 from tests.equality import assert_equal
@@ -117,6 +117,29 @@ def test_arrays_may_be_laid_out_in_any_way(groups, donated):
         step, cluster=hp.Cluster.emulated(groups), num_microbatches=4, donate_argnums=donated
     )
     assert_equal(parallel(_columns_first(state), _columns_first(batch)), expected)
+
+
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+def test_arrays_may_lie_on_any_mesh(axes):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(axes,), devices=jax.devices()[4:8])
+    draw = np.random.default_rng(0)
+    state = [draw.normal(size=s).astype(np.float32) for s in ((8, 8), (8, 8))]
+    batch = draw.normal(size=(16, 8)).astype(np.float32)
+
+    def step(state, batch):
+        def loss_fn(state):
+            return jnp.mean(jnp.tanh(jnp.tanh(batch @ state[0]) @ state[1]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(state)
+        return [w - 0.1 * g for w, g in zip(state, grads, strict=True)], loss
+
+    def rows(tree):
+        return jax.device_put(tree, NamedSharding(mesh, PartitionSpec("d")))
+
+    parallel = hp.het_parallelize(
+        step, cluster=hp.Cluster.emulated({"a": 2, "b": 1}), num_microbatches=4
+    )
+    assert_equal(parallel(rows(state), rows(batch)), jax.jit(step)(state, batch))
 
 
 def test_requests_of_shardings_and_layouts_change_no_number():

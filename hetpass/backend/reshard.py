@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format, Layout
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from hetpass._jax import device_order, shard_arrays
 from hetpass.backend.layout import batch_layout, split_batch
@@ -229,7 +229,7 @@ class Placement:
             return put(host, self.target)
         if not self.target.is_fully_addressable:
             return self._over_processes(value)
-        value = _row_by_row(value)
+        value = _row_by_row(_on_auto_axes(value))
         if self.cut is not None:
             value = _splitter(self.cut)(value)
         elif value.sharding is self.target or value.sharding == self.target:
@@ -251,6 +251,21 @@ class Placement:
         more = (None,) * (data.ndim - len(self.target.spec))
         under = NamedSharding(self.target.mesh, PartitionSpec(*self.target.spec, *more))
         return jax.random.wrap_key_data(put(data, under), impl=jax.random.key_impl(value))
+
+
+def _on_auto_axes(value: jax.Array) -> jax.Array:
+    """With every axis of its mesh Auto; mostly the array itself.
+
+    On Explicit axes sharding is part of a value's type, and every operation would have to say it.
+    """
+    sharding = value.sharding
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return value
+    mesh = sharding.mesh
+    if all(sort == AxisType.Auto for sort in mesh.axis_types):
+        return value
+    auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    return jax.device_put(value, NamedSharding(auto, sharding.spec))
 
 
 def _row_by_row(value: jax.Array) -> jax.Array:

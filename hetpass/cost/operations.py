@@ -18,9 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from hetpass.ir.devices import DeviceKind
+from hetpass.ir.frozen import Frozen
 
 PRODUCTS = (
     "product",
@@ -105,8 +105,8 @@ class Efficiency:
     host: HostPace = HostPace()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", MappingProxyType(dict(self.rate)))
-        object.__setattr__(self, "bandwidth", MappingProxyType(dict(self.bandwidth)))
+        object.__setattr__(self, "rate", Frozen(self.rate))
+        object.__setattr__(self, "bandwidth", Frozen(self.bandwidth))
 
 
 @dataclass(frozen=True)

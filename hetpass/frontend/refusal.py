@@ -97,7 +97,11 @@ _WAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             _SEVERAL_SUMS,
             "denominators that are known before the model: from labels or masks",
         ),
-        "start": ("start the sum at zeros, and add the value behind it",),
+        "start": (
+            "if it is a sum that you accumulate: start it at zeros, and add the value behind it",
+            "if it is an update that a second loss goes by (two players, a line search): take all "
+            "gradients at the values before it, or decorate each update as a step of its own",
+        ),
     }
 )
 

@@ -127,16 +127,17 @@ def abstract(value: Any, path: str = "argument") -> _jax.ShapedArray:
         weak = bool(getattr(value, "weak_type", False))
         dtype = jax.dtypes.canonicalize_dtype(value.dtype) if _plain(value.dtype) else value.dtype
         return _jax.ShapedArray(tuple(value.shape), dtype, weak_type=weak)
+    reason: tuple[str, ...] = ()
     try:
         aval = value.aval if lives_elsewhere(value) else jax.typeof(value)
-    except TypeError:
-        aval = None
+    except (TypeError, ValueError, OverflowError) as error:  # no array; masked; too large a number
+        aval, reason = None, (str(error).partition("\n")[0],)
     if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
         raise TraceError(
             "HP-TRACE-ARGUMENT",
-            f"{path} is a {type(value).__name__}, which is not an array",
+            f"{path} is a {type(value).__name__}, which is not an array that JAX takes",
             where=path,
-            details=[f"value: {value!r:.80}"],
+            details=[f"value: {value!r:.80}".replace("\n", " "), *reason],
             ways_out=[
                 "pass arrays, numbers, or pytrees of them",
                 "name the argument in static_argnums if it is part of the program",
@@ -260,7 +261,26 @@ def _trace_at(
                 "static_argnums for arguments that steer Python control flow",
             ],
         ) from error
+    _check_results(closed, out_shape, fun)
     return inline(closed), out_shape
+
+
+def _check_results(closed: Any, out_shape: Any, fun: Callable[..., Any]) -> None:
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(out_shape)]
+    jaxpr, consts = _jax.open_jaxpr(closed)
+    shapes = {v for v, c in zip(jaxpr.constvars, consts, strict=True) if _is_shape(c)}
+    for path, atom in zip(paths, jaxpr.outvars, strict=True):
+        if not isinstance(atom, _jax.Literal) and atom in shapes:
+            raise TraceError(
+                "HP-TRACE-STEP",
+                f"result{_path_text(path)} is a ShapeDtypeStruct, which is no array",
+                where=_defined_at(fun),
+                ways_out=["return arrays, numbers, or pytrees of them, as for jax.jit"],
+            )
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, jax.ShapeDtypeStruct)
 
 
 def _users_line(error: BaseException) -> str:

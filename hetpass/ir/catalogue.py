@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 
 from hetpass.ir.device_records import read_kind, read_link
 from hetpass.ir.devices import READER, DeviceKind, Link
+from hetpass.ir.frozen import Frozen
 from hetpass.ir.records import at, nearest, shown
 
 
@@ -43,7 +43,7 @@ def catalogue() -> Catalogue:
                 kinds[name] = read_kind(name, record, extra=("jax",))
                 jax_names |= {alias: name for alias in record.get("jax", [])}
         network = read_link(data["network"])
-    return Catalogue(MappingProxyType(kinds), MappingProxyType(jax_names), network)
+    return Catalogue(Frozen(kinds), Frozen(jax_names), network)
 
 
 def find_kind(name: str, own: Mapping[str, DeviceKind] | None = None) -> DeviceKind:

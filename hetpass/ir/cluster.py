@@ -35,7 +35,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hetpass.errors import ExecutionError
@@ -44,6 +43,7 @@ from hetpass.ir.cluster_devices import bind, groups_of
 from hetpass.ir.cluster_ray import groups_of_nodes
 from hetpass.ir.device_records import kind_data, link_data, link_of, read_kind, read_link
 from hetpass.ir.devices import READER, DeviceGroup, DeviceKind, Link
+from hetpass.ir.frozen import Frozen
 from hetpass.ir.quantities import counted
 from hetpass.ir.records import at, nearest, place, shown
 from hetpass.ir.toml_text import toml_text
@@ -92,7 +92,7 @@ class Cluster:
                     READER.refuse("DUPLICATE", f"the link {_pair_text(ordered)} stands twice")
                 by_pair[ordered] = link
         ordered_links = {pair: by_pair[pair] for pair in self._pairs() if pair in by_pair}
-        object.__setattr__(self, "links", MappingProxyType(ordered_links))
+        object.__setattr__(self, "links", Frozen(ordered_links))
         self._check_all_linked()
 
     def _check_groups(self) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from hetpass.ir.catalogue import catalogue, find_kind
 from hetpass.ir.devices import READER, DeviceGroup
+from hetpass.ir.frozen import Frozen
 from hetpass.ir.quantities import counted
 from hetpass.ir.records import nearest, shown
 
@@ -91,7 +91,7 @@ def bind(groups: Sequence[DeviceGroup], devices: Sequence[Any]) -> Mapping[str, 
         if len(pool) < group.num_devices:
             _refuse_too_few(groups, group, kind, len(devices), len(pool))
         bound[group.name] = _taken(pool, group)
-    return MappingProxyType(bound)
+    return Frozen(bound)
 
 
 def _taken(pool: list[Any], group: DeviceGroup) -> tuple[Any, ...]:

@@ -19,13 +19,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hetpass.errors import FactsError
 from hetpass.ir.device_records import link_data, read_link
 from hetpass.ir.devices import Link
 from hetpass.ir.facts import Amount, Seconds
+from hetpass.ir.frozen import Frozen
 from hetpass.ir.quantities import counted
 from hetpass.ir.records import Reader, at, shown
 
@@ -61,7 +61,7 @@ class KindProfile:
         with at("launch_s"):
             if READER.number(self.launch_s) < 0:
                 READER.refuse("VALUE", f"zero or more is needed, not {self.launch_s}")
-        object.__setattr__(self, "rates", MappingProxyType(rates))
+        object.__setattr__(self, "rates", Frozen(rates))
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from hetpass.errors import ClusterError
+from hetpass.ir.frozen import Frozen
 from hetpass.ir.quantities import counted, spelled
 from hetpass.ir.records import Reader, at, nearest, place, shown
 
@@ -138,7 +138,7 @@ class DeviceKind:
                         ways_out=nearest(capability, CAPABILITIES),
                     )
         ordered = {d: float(rates[d]) for d in DTYPES if d in rates}
-        object.__setattr__(self, "peak_flops", MappingProxyType(ordered))
+        object.__setattr__(self, "peak_flops", Frozen(ordered))
         object.__setattr__(self, "memory_bytes", int(self.memory_bytes))
         object.__setattr__(self, "memory_bandwidth", float(self.memory_bandwidth))
         object.__setattr__(self, "capabilities", frozenset(self.capabilities))

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hetpass.errors import FactsError
 from hetpass.ir.devices import DTYPES
+from hetpass.ir.frozen import Frozen
 from hetpass.ir.profile import ModelProfile
 from hetpass.ir.quantities import counted
 from hetpass.ir.records import Reader, at, nearest, place, shown
@@ -121,11 +121,11 @@ class LayerFacts:
                         ways_out=nearest(dtype, DTYPES),
                     )
             ordered = {dtype: flops[dtype] for dtype in DTYPES if dtype in flops}
-            object.__setattr__(self, name, MappingProxyType(ordered))
+            object.__setattr__(self, name, Frozen(ordered))
         with at("most_tensor_parallel"):
             if READER.integer(self.most_tensor_parallel) < 1:
                 READER.refuse("VALUE", "a count of 1 or more is needed")
-        object.__setattr__(self, "seconds", MappingProxyType(dict(sorted(self.seconds.items()))))
+        object.__setattr__(self, "seconds", Frozen(sorted(self.seconds.items())))
 
     @property
     def dtypes(self) -> frozenset[str]:

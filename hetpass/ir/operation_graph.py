@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal
+
+from hetpass.ir.frozen import Frozen
 
 Factors = tuple[tuple[tuple[int, ...], ...], ...]
 """Per value, per dimension: the factors that it is made of, major to minor."""
@@ -223,4 +224,4 @@ class Assignment:
     def __post_init__(self) -> None:
         for name in ("stored", "at_rest", "accumulators"):
             ordered = dict(sorted(getattr(self, name).items()))
-            object.__setattr__(self, name, MappingProxyType(ordered))
+            object.__setattr__(self, name, Frozen(ordered))

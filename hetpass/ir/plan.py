@@ -18,12 +18,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hetpass.ir.cluster import Cluster
+from hetpass.ir.frozen import Frozen
 from hetpass.ir.plan_text import check_place, parse_stages, range_text, stages_text
-from hetpass.ir.quantities import counted, spelled
+from hetpass.ir.quantities import counted, span_text, spelled
 from hetpass.ir.records import at, nearest, shown
 from hetpass.ir.schedule import read_tasks
 from hetpass.ir.stage_plan import (
@@ -80,7 +80,7 @@ class Plan:
         with at("tasks"):
             object.__setattr__(self, "tasks", READER.items(self.tasks, _checked_tasks))
         object.__setattr__(self, "pipelines", pipelines)
-        object.__setattr__(self, "predictions", MappingProxyType(dict(sorted(predictions.items()))))
+        object.__setattr__(self, "predictions", Frozen(sorted(predictions.items())))
 
     @property
     def num_microbatches(self) -> int:
@@ -308,7 +308,7 @@ class Plan:
                     rows.append(
                         (
                             str(s) if len(self.pipelines) == 1 else f"{p}.{s}",
-                            f"{stage.first_layer}-{stage.last_layer}",
+                            span_text(stage.first_layer, stage.last_layer),
                             replica.group,
                             range_text(replica.devices),
                             " ".join(f"{name}={size}" for name, size in replica.mesh),

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hetpass.errors import FactsError
+from hetpass.ir.frozen import Frozen
 from hetpass.ir.quantities import counted
 from hetpass.ir.records import Reader, at, nearest, shown
 
@@ -105,9 +105,9 @@ class ModelProfile:
                 READER.refuse("VALUE", f"nothing was measured on {kind!r}", "seconds")
             for setting, layers in times.items():
                 self._check_count(len(layers), count, f"seconds[{kind}][{setting}]")
-        frozen = {k: MappingProxyType(dict(sorted(t.items()))) for k, t in self.seconds.items()}
-        object.__setattr__(self, "seconds", MappingProxyType(dict(sorted(frozen.items()))))
-        object.__setattr__(self, "sizes", MappingProxyType(dict(sorted(self.sizes.items()))))
+        frozen = {k: Frozen(sorted(t.items())) for k, t in self.seconds.items()}
+        object.__setattr__(self, "seconds", Frozen(sorted(frozen.items())))
+        object.__setattr__(self, "sizes", Frozen(sorted(self.sizes.items())))
 
     def _check_count(self, found: int, wanted: int, where: str) -> None:
         if found != wanted:

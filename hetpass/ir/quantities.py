@@ -99,3 +99,8 @@ def spelled(value: float, dimension: Dimension, digits: int = 3) -> str:
     scaled = value / scales[unit]
     whole = abs(scaled) >= 10 ** (digits - 1) - 0.05
     return f"{scaled:.0f} {unit}" if whole else f"{scaled:.{digits}g} {unit}"
+
+
+def span_text(first: int, last: int) -> str:
+    """Numbers from `first` to `last`: "0-4", or "5" for one."""
+    return f"{first}" if first == last else f"{first}-{last}"

@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hetpass.errors import PlanError
 from hetpass.ir.assignments import assignments_data, read_assignments
+from hetpass.ir.frozen import Frozen
 from hetpass.ir.operation_graph import Assignment
 from hetpass.ir.quantities import counted
 from hetpass.ir.records import Reader, at, nearest, shown
@@ -188,7 +188,7 @@ class StagePlan:
         object.__setattr__(self, "first_layer", first)
         object.__setattr__(self, "last_layer", last)
         object.__setattr__(self, "replicas", replicas)
-        object.__setattr__(self, "shardings", MappingProxyType(dict(sorted(shardings.items()))))
+        object.__setattr__(self, "shardings", Frozen(sorted(shardings.items())))
         object.__setattr__(self, "assignments", tuple(self.assignments))
         with at("assignments"):
             self._check_assignments()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hetpass._jax import Atom, JaxprEqn, Literal, Var
-from hetpass.ir.quantities import counted, spelled
+from hetpass.ir.quantities import counted, span_text, spelled
 
 if TYPE_CHECKING:
     from hetpass.ir.kinds import Kind
@@ -244,7 +244,7 @@ def layered(value: Layered) -> str:
     for eqn, span, backward in zip(
         value.program.region.eqns, value.spans, value.backward, strict=True
     ):
-        layers = str(span.first) if span.first == span.last else f"{span.first}-{span.last}"
+        layers = span_text(span.first, span.last)
         marked.append(f"{'B' if backward else 'F'} {layers:<5} {region.equation(eqn)}")
     return "\n".join(
         [

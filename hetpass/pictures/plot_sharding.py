@@ -13,7 +13,7 @@ from typing import Any
 
 from hetpass.ir.cluster import Cluster, DeviceGroup
 from hetpass.ir.plan import Plan, Replica
-from hetpass.ir.quantities import counted
+from hetpass.ir.quantities import counted, span_text
 from hetpass.pictures.matplotlib_figure import LANE_COLOURS, figure_of, plain, saved
 
 _IDLE, _EDGE = "#e4e4e4", "#888888"
@@ -136,6 +136,7 @@ def _legend(figure: Any, plan: Plan) -> None:
         mesh = " by ".join(f"{name} {size}" for name, size in stage.replicas[0].mesh if size > 1)
         where = " + ".join(f"{r.group}[{len(r.devices)}]" for r in stage.replicas)
         shared = f", {mesh}" if mesh else ""
-        label = f"stage {number}: layers {stage.first_layer}-{stage.last_layer} on {where}{shared}"
+        layers = span_text(stage.first_layer, stage.last_layer)
+        label = f"stage {number}: layers {layers} on {where}{shared}"
         patches.append(Patch(color=_colour(number), label=plain(label)))
     figure.legend(handles=patches, loc="outside lower left", ncols=2, fontsize=8, frameon=False)

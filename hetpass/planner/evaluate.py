@@ -15,7 +15,7 @@ from hetpass.errors import PlanError
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import LayerFacts, ProgramFacts
 from hetpass.ir.plan import Plan
-from hetpass.ir.quantities import counted, spelled
+from hetpass.ir.quantities import counted, span_text, spelled
 from hetpass.planner.judge import Judged, judged, pipeline_costs
 from hetpass.planner.objective import Pick, cheapest
 from hetpass.planner.plan_tables import plan_tables
@@ -108,7 +108,7 @@ class Evaluation:
             memory = f"{spelled(held, 'bytes')} of {spelled(stage.limit_bytes, 'bytes')}"
             mark = "  <- bottleneck" if index == self.bottleneck else ""
             rows.append(
-                f"  stage {index}: layers {stage.first_layer}-{stage.last_layer} on "
+                f"  stage {index}: layers {span_text(stage.first_layer, stage.last_layer)} on "
                 f"{stage.devices} {stage.kind} of {stage.group}; F {stage.forward_s:.4g} s, "
                 f"B {stage.backward_s:.4g} s, send {stage.send_s:.4g} s, "
                 f"once {stage.once_s:.4g} s; {stage.in_flight} in flight, {memory} "

@@ -11,7 +11,7 @@ from hetpass.cost.range_bytes import MemoryParts
 from hetpass.ir.cluster import Cluster
 from hetpass.ir.facts import ProgramFacts
 from hetpass.ir.plan_text import mesh_text
-from hetpass.ir.quantities import counted, spelled
+from hetpass.ir.quantities import counted, span_text, spelled
 from hetpass.planner.baselines import Baseline
 from hetpass.planner.evaluate import Evaluation, StageEvaluation, evaluate
 from hetpass.planner.search import Candidate, SearchResult
@@ -99,7 +99,7 @@ def _stage_lines(evaluation: Evaluation, facts: ProgramFacts) -> list[str]:
                 str(index),
                 f"{stage.devices} {stage.kind}",
                 stage.group,
-                f"{stage.first_layer}-{stage.last_layer}",
+                span_text(stage.first_layer, stage.last_layer),
                 plan.recompute if plan.recompute != "none" else "",
                 spelled(parameters, "bytes"),
                 _scaled(stage.flops),
@@ -209,10 +209,8 @@ def _short(other: Candidate) -> str:
     for stage in other.plan.pipelines[0].stages:
         place = stage.replicas[0]
         again = ", recomputed" if stage.recompute == "full" else ""
-        texts.append(
-            f"{place.group}[{len(place.devices)}]{mesh_text(place)}: "
-            f"{stage.first_layer}-{stage.last_layer}{again}"
-        )
+        layers = span_text(stage.first_layer, stage.last_layer)
+        texts.append(f"{place.group}[{len(place.devices)}]{mesh_text(place)}: {layers}{again}")
     return f"M = {other.plan.num_microbatches}, {' | '.join(texts)}"
 
 

@@ -195,7 +195,7 @@ REFUSED: dict[str, tuple[Step, str, str]] = {
     "minimum": (_gradient(_by_the_smallest), "`sub` needs the full minimum", "last step's value"),
     "any": (_gradient(_if_any), "needs the full logical or over", "each example by itself"),
     "all": (_gradient(_if_all), "needs the full logical and over", "each example by itself"),
-    "start": (_gradient(_started_elsewhere), "a value that is free of it", "start the sum at zero"),
+    "start": (_gradient(_started_elsewhere), "a value that is free of it", "start it at zeros"),
     "own loop": (_own_accumulation, "`reshape` tears the batch apart", "num_microbatches cuts"),
     "own slices": (_own_accumulation_by_slices, "takes some of the", "num_microbatches cuts"),
     "rolled": (_gradient(_rolled), "`slice` of `roll` takes some", "before the model"),

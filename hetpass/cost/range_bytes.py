@@ -1,12 +1,14 @@
 """Bytes that one device of a stage holds. No JAX.
 
 fixed           parameters, optimizer state, gradient accumulators, the batch, transfer buffers,
-                and with recomputation the activations of the one microbatch that is in backward;
-                and the fullest moment of a backward pass: what a layer needs while it runs, beside
-                what the microbatch adds to the accumulators of that layer and of those before it
-                in backward (compilers make it whole before they add it: benchmarks/dryrun.py)
+                and the fullest moment of a backward pass: what a layer needs while it runs, and
+                what the microbatch adds to its accumulators. With recomputation, beside it, the
+                activations of the layers before, made anew (those behind are used up); a layer's
+                own are overwritten by their gradients
 per microbatch  in flight: the activations held for backward; with recomputation only what the
                 stage reads
+
+Both moments are what the compiler makes of whole models: benchmarks/memory_sweep.py.
 """
 
 from __future__ import annotations
@@ -79,13 +81,16 @@ def range_bytes(
     crossing = np.concatenate([[0.0], (there + back)[:-1], [0.0]])
     incoming = np.concatenate([[0.0], there[:-1]])
     buffers = crossing[:-1, None] + crossing[None, :]
-    workspace = per_layer(lambda x, w: x.workspace_bytes.of(share) / w)
-    added = per_layer(lambda x, w: x.gradient_bytes / w)
-    fixed = state + buffers + _fullest_over_ranges(workspace, added)
+    running = per_layer(lambda x, w: (x.workspace_bytes.of(share) + x.gradient_bytes) / w)
     if recompute == "none":
-        return RangeBytes(fixed, activations)
+        moment = _largest_over_ranges(running, np.zeros_like(running))
+        return RangeBytes(state + buffers + moment, activations)
+    own = per_layer(lambda x, w: x.activation_bytes.of(share) / w)
+    moment = _largest_over_ranges(np.maximum(running, own), own)
+    if shared:
+        moment = np.maximum(moment - _pairs_inside(len(at), pairs, twice), 0.0)
     inputs = np.where(np.isfinite(activations), incoming[:, None], np.inf)
-    return RangeBytes(fixed + activations, inputs)
+    return RangeBytes(state + buffers + moment, inputs)
 
 
 @dataclass(frozen=True)
@@ -97,9 +102,8 @@ class MemoryParts:
         third are accumulators.
       batch: inputs and results of the whole batch.
       buffers: of transfers at both ends.
-      workspace: what a layer needs while it runs, and what the microbatch adds to the accumulators
-        until then, at the fullest moment of backward.
-      recomputed: activations of the one microbatch that is in backward, with recomputation.
+      workspace: what a layer needs while it runs, and what the microbatch adds to its accumulators.
+      recomputed: activations made anew of the one microbatch that is in backward.
       in_flight: per microbatch in flight.
     """
 
@@ -142,18 +146,24 @@ def memory_parts(
     cuts = [(whole[k].boundary_bytes, whole[k].gradient_boundary_bytes) for k in ends]
     received = whole[layers.start - 1].boundary_bytes.of(share) if layers.start else 0.0
     again = recompute == "full"
+    running = [
+        (whole[k].workspace_bytes.of(share) + whole[k].gradient_bytes) / ways(k) for k in layers
+    ]
+    workspace, moment = max(running), 0.0
+    if again:
+        own = [whole[k].activation_bytes.of(share) / ways(k) for k in layers]
+        before = np.cumsum(own) - own
+        moment = float(max(before + np.maximum(running, own)))
+        moment = max(0.0, moment - sum(p.activation_bytes.of(share) / w for p, w in both))
+        workspace = min(workspace, moment)
     return MemoryParts(
         parameters=total(lambda x: x.parameter_bytes) - sum(p.held_bytes / w for p, w in both),
         state=total(lambda x: x.state_bytes),
         gradients=total(lambda x: x.gradient_bytes),
         batch=sum(whole[k].batch_bytes for k in layers) / submesh.data,
         buffers=sum(amount.of(share) for pair in cuts for amount in pair),
-        workspace=max(
-            whole[k].workspace_bytes.of(share) / ways(k)
-            + sum(whole[j].gradient_bytes / ways(j) for j in layers if j >= k)
-            for k in layers
-        ),
-        recomputed=activations if again else 0.0,
+        workspace=workspace,
+        recomputed=moment - workspace if again else 0.0,
         in_flight=received if again else activations,
     )
 
@@ -167,18 +177,17 @@ def _pairs_inside(count: int, pairs: Sequence[tuple[int, int]], values: Sequence
     return result
 
 
-def _fullest_over_ranges(needed: Floats, added: Floats) -> Floats:
-    """Entry [first, end] is the largest, over its layers k, of what layer k needs and layers
-    k … end - 1 have added; 0 where there are none."""
+def _largest_over_ranges(needed: Floats, before: Floats) -> Floats:
+    """Entry [first, end] is the largest, over its layers k, of what layer k needs beside the sum of
+    `before` over layers first … k - 1; 0 where there are none."""
     count = len(needed)
-    before = np.concatenate([[0.0], np.cumsum(added)])
-    rest = needed + (before[-1] - before[:-1])  # as if all layers above were in the range
+    sums = np.concatenate([[0.0], np.cumsum(before)])
     result = np.zeros((count, count + 1))
-    inside = np.triu(np.broadcast_to(rest, (count, count)))
-    result[:, 1:] = np.maximum.accumulate(inside, axis=1)
-    above = np.where(result > 0, before[-1] - before[None, :], 0.0)
-    fullest: Floats = result - above
-    return fullest
+    from_the_start = np.broadcast_to(needed + sums[:-1], (count, count))
+    inside = np.triu(np.ones((count, count), bool))
+    result[:, 1:] = np.maximum.accumulate(np.where(inside, from_the_start, -np.inf), axis=1)
+    largest: Floats = np.where(over_ranges(np.zeros(count)) == 0, result - sums[:-1, None], 0.0)
+    return largest
 
 
 def over_ranges(per_layer: Sequence[float] | Floats) -> Floats:

@@ -24,9 +24,10 @@ LAYERS = [
 def test_closed_forms_without_recomputation():
     held = range_bytes(LAYERS, Submesh(2), 8, "none")
     # four examples a row: 4 · (3 + 1) bytes cross each cut
-    assert held.fixed[1, 3] == (20 + 30) + (30 + 30) + 16
-    assert held.fixed[1, 2] == (20 + 30) + 2 * 16
-    assert held.fixed[0, 3] == 60 + 90
+    # and the 5 that one layer at a time adds to its accumulators
+    assert held.fixed[1, 3] == (20 + 25) + (30 + 25) + 16 + 5
+    assert held.fixed[1, 2] == (20 + 25) + 2 * 16 + 5
+    assert held.fixed[0, 3] == 60 + 75 + 5
     assert held.per_microbatch[0, 3] == 3 * 9
 
 
@@ -42,7 +43,8 @@ def test_recomputation_keeps_what_the_stage_reads():
     kept, held = (range_bytes(LAYERS, Submesh(1), 4, way) for way in ("full", "none"))
     assert kept.per_microbatch[1, 3] == 12.0
     assert kept.per_microbatch[0, 3] == 0.0
-    assert kept.fixed[1, 3] == held.fixed[1, 3] + held.per_microbatch[1, 3]
+    # layer 1's activations beside layer 2, whose own are more than what it adds to accumulators
+    assert kept.fixed[1, 3] == held.fixed[1, 3] - 5.0 + held.per_microbatch[1, 3]
 
 
 def test_the_largest_workspace_of_a_range():
@@ -55,18 +57,28 @@ def test_the_largest_workspace_of_a_range():
     assert np.isinf(fixed[1, 1])
 
 
-def test_what_layers_add_to_accumulators_is_held_until_backward_ends():
-    """Beside the workspace of the layer that runs: the last layer's is needed when little is
-    added, the first's when all is."""
+def test_what_a_layer_adds_to_its_accumulators_is_beside_its_workspace():
     layers = [
-        LayerFacts("l", gradient_bytes=2.0, workspace_bytes=Amount(0.0, size))
-        for size in (3.0, 1.0, 8.0)
+        LayerFacts("l", gradient_bytes=gradient, workspace_bytes=Amount(0.0, size))
+        for gradient, size in ((9.0, 3.0), (2.0, 1.0), (2.0, 8.0))
     ]
     fixed = range_bytes(layers, Submesh(1), 1, "none").fixed
-    assert fixed[0, 3] == 6 + max(3 + 6, 1 + 4, 8 + 2)
-    assert fixed[0, 2] == 4 + max(3 + 4, 1 + 2)
-    assert fixed[1, 3] == 4 + max(1 + 4, 8 + 2)
-    assert fixed[2, 3] == 2 + 8 + 2
+    assert fixed[0, 3] == 13 + max(3 + 9, 1 + 2, 8 + 2)
+    assert fixed[1, 3] == 4 + 8 + 2
+    assert fixed[1, 2] == 2 + 1 + 2
+
+
+def test_recomputation_holds_the_layers_before_the_one_that_runs():
+    """Activations of one microbatch; those behind are used up, a layer's own overwritten."""
+    layers = [
+        LayerFacts("l", activation_bytes=Amount(0.0, kept), workspace_bytes=Amount(0.0, needed))
+        for kept, needed in ((5.0, 1.0), (4.0, 20.0), (6.0, 2.0))
+    ]
+    fixed = range_bytes(layers, Submesh(1), 1, "full").fixed
+    assert fixed[0, 3] == max(5, 5 + 20, 9 + 6)
+    assert fixed[1, 3] == max(20, 4 + 6)
+    assert fixed[0, 1] == 5.0
+    assert fixed[2, 3] == 6.0
 
 
 def test_ranges():

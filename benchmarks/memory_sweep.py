@@ -53,7 +53,7 @@ def run(name: str, mesh: tuple[int, int], recompute: str) -> dict[str, Any]:
     """One case, compiled; nothing is executed."""
     planned = planned_for(name, mesh, recompute)
     began = processor_s()
-    compiled = dryrun_of(planned).stages[0]
+    compiled = dryrun_of(planned, processor_s).stages[0]
     return {
         "compiled peak_bytes": compiled.peak_bytes,
         **predicted(planned, compiled.peak_bytes),

@@ -1,10 +1,10 @@
 """Bytes that one device of a stage holds. No JAX.
 
 fixed           parameters, optimizer state, gradient accumulators, the batch, transfer buffers,
-                and the fullest moment of a backward pass: what a layer needs while it runs, and
-                what the microbatch adds to its accumulators. With recomputation, beside it, the
-                activations of the layers before, made anew (those behind are used up); a layer's
-                own are overwritten by their gradients
+                and the fullest moment of a backward pass: what a layer needs while it runs, what
+                the microbatch adds to its accumulators, and its parameters gathered. With
+                recomputation, beside it, the activations of the layers before, made anew (those
+                behind are used up); a layer's own are overwritten by their gradients
 per microbatch  in flight: the activations held for backward; with recomputation only what the
                 stage reads
 
@@ -81,7 +81,7 @@ def range_bytes(
     crossing = np.concatenate([[0.0], (there + back)[:-1], [0.0]])
     incoming = np.concatenate([[0.0], there[:-1]])
     buffers = crossing[:-1, None] + crossing[None, :]
-    running = per_layer(lambda x, w: (x.workspace_bytes.of(share) + x.gradient_bytes) / w)
+    running = per_layer(lambda x, w: _running_bytes(x, share, w))
     if recompute == "none":
         moment = _largest_over_ranges(running, np.zeros_like(running))
         return RangeBytes(state + buffers + moment, activations)
@@ -102,7 +102,7 @@ class MemoryParts:
         third are accumulators.
       batch: inputs and results of the whole batch.
       buffers: of transfers at both ends.
-      workspace: what a layer needs while it runs, and what the microbatch adds to its accumulators.
+      workspace: what a layer needs while it runs (`_running_bytes`).
       recomputed: activations made anew of the one microbatch that is in backward.
       in_flight: per microbatch in flight.
     """
@@ -146,9 +146,7 @@ def memory_parts(
     cuts = [(whole[k].boundary_bytes, whole[k].gradient_boundary_bytes) for k in ends]
     received = whole[layers.start - 1].boundary_bytes.of(share) if layers.start else 0.0
     again = recompute == "full"
-    running = [
-        (whole[k].workspace_bytes.of(share) + whole[k].gradient_bytes) / ways(k) for k in layers
-    ]
+    running = [_running_bytes(whole[k], share, ways(k)) for k in layers]
     workspace, moment = max(running), 0.0
     if again:
         own = [whole[k].activation_bytes.of(share) / ways(k) for k in layers]
@@ -166,6 +164,13 @@ def memory_parts(
         recomputed=moment - workspace if again else 0.0,
         in_flight=received if again else activations,
     )
+
+
+def _running_bytes(layer: LayerFacts, share: float, ways: int) -> float:
+    """What a layer needs while it runs: its workspace, what it adds to its accumulators, and of its
+    parameters what other devices hold (compilers gather them)."""
+    cut = (layer.workspace_bytes.of(share) + layer.gradient_bytes) / ways
+    return cut + layer.parameter_bytes * (1 - 1 / ways)
 
 
 def _pairs_inside(count: int, pairs: Sequence[tuple[int, int]], values: Sequence[float]) -> Floats:

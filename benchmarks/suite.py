@@ -35,8 +35,8 @@ compared, not promised. A column says how many times as long as ours the best pl
 takes: `even` (layers by count), `megatron` (equal stages, tensor parallelism inside a host), `alpa`
 (all devices taken for the average one), `harp` (groups in a fixed order, its own schedule),
 `single_group` (the fastest alone). Each has its own best number of microbatches, mesh and
-recomputation. Seconds of tracing and planning are wall-clock; other work kept both cores of the
-machine busy (load about 15) when these were taken.
+recomputation. Seconds of tracing and planning are wall-clock; the load is that of other programs,
+when the runs began.
 """
 RUNS = {"gpt": "harp-8-4", "llama": "three-groups", "moe": "harp-8-4", "wresnet": "harp-8-2-2"}
 
@@ -72,8 +72,8 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         "# Models on clusters: ours beside other ways to plan",
         "",
-        f"{results['date']}, {results['machine']}, jax {results['versions']['jax']}; "
-        "`python -m benchmarks.suite`.",
+        f"{results['date']}, {results['machine']}, load {results['load']:.1f}, jax "
+        f"{results['versions']['jax']}; `python -m benchmarks.suite`.",
         "",
         HEAD,
         "| model | cluster | trace | plan | M | stages | step | per second | "
@@ -119,6 +119,7 @@ def main() -> None:
     whole = not (arguments.suite or arguments.on)  # a part is not what the stored results are
     results: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "load": os.getloadavg()[0],
         "machine": machine(),
         "versions": versions(),
         "note": "steps are simulated on analytic costs; nothing was measured on these devices",

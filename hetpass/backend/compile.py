@@ -22,6 +22,9 @@ from hetpass.ir.schedule import Schedule
 
 Clock = Callable[[], float]
 
+_Compiling = Future[tuple[jax.stages.Compiled, float]]
+"""The executable, and the seconds that it took."""
+
 
 @dataclass(frozen=True)
 class Executable:
@@ -177,14 +180,14 @@ class Build:
         """Compiles the programs; those that read what others make come after those."""
         with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="compile") as pool:
             # Lowering holds the interpreter's lock: one after another here, while others compile.
-            calls: dict[object, Future[tuple[jax.stages.Compiled, float]]] = {}
-            makers: dict[int, tuple[int, Future[tuple[jax.stages.Compiled, float]]]] = {}
+            calls: dict[object, _Compiling] = {}
+            makers: dict[int, tuple[int, _Compiling]] = {}
             found = dict(self.shardings)
+            build = replace(self, shardings=found)  # sees what is found on the way
             jobs = {}
             for position in self._makers_first(programs):
                 program = programs[position]
                 found.update(_completed(makers, self._free(program.arguments)))
-                build = replace(self, shardings=found)
                 began = self._now()
                 donated = build._donated(program)
                 lowered = build._lowered(program, donated)
@@ -280,8 +283,7 @@ class Build:
 
 
 def _completed(
-    makers: Mapping[int, tuple[int, Future[tuple[jax.stages.Compiled, float]]]],
-    slots: Iterable[int],
+    makers: Mapping[int, tuple[int, _Compiling]], slots: Iterable[int]
 ) -> dict[int, NamedSharding]:
     """By slot, the sharding that the compiler gave it.
 

@@ -100,12 +100,13 @@ def free_slots(
     seen = {slot for t in staged.transfers for slot in (t.source, t.target)}
     seen |= {feed.slot for feed in staged.feeds}
     made = {o.slot for f in staged.fragments for o in f.outputs if isinstance(o, Write)}
+    own = made - seen
     stages = plan.pipelines[0].stages
     return frozenset(
         slot.index
         for slot, layout in zip(staged.slots, layouts, strict=True)
         if slot.scope == "microbatch"
-        and slot.index in made - seen
+        and slot.index in own
         and layout is None
         and slot.name not in stages[slot.stage].shardings
         and not jax.dtypes.issubdtype(slot.aval.dtype, jax.dtypes.extended)

@@ -67,7 +67,9 @@ def range_bytes(
             )
         )
     )
-    activations = over_ranges(per_layer(lambda x, w: x.activation_bytes.of(share) / w))
+    own = per_layer(lambda x, w: x.activation_bytes.of(share) / w)
+    activations = over_ranges(own)
+    kept_twice: Floats | float = 0.0
     if shared:
         ways = [kinds[k][1] for k in at]
         most = [max(ways[pair.first], ways[pair.second]) for pair in shared]
@@ -75,7 +77,8 @@ def range_bytes(
         twice = [pair.held_bytes / w for pair, w in zip(shared, most, strict=True)]
         state -= _pairs_inside(len(at), pairs, twice)
         twice = [p.activation_bytes.of(share) / w for p, w in zip(shared, most, strict=True)]
-        activations -= _pairs_inside(len(at), pairs, twice)
+        kept_twice = _pairs_inside(len(at), pairs, twice)
+        activations -= kept_twice
     there = per_layer(lambda x, w: x.boundary_bytes.of(share))
     back = per_layer(lambda x, w: x.gradient_boundary_bytes.of(share))
     crossing = np.concatenate([[0.0], (there + back)[:-1], [0.0]])
@@ -85,10 +88,7 @@ def range_bytes(
     if recompute == "none":
         moment = _largest_over_ranges(running, np.zeros_like(running))
         return RangeBytes(state + buffers + moment, activations)
-    own = per_layer(lambda x, w: x.activation_bytes.of(share) / w)
-    moment = _largest_over_ranges(np.maximum(running, own), own)
-    if shared:
-        moment = np.maximum(moment - _pairs_inside(len(at), pairs, twice), 0.0)
+    moment = np.maximum(_largest_over_ranges(np.maximum(running, own), own) - kept_twice, 0.0)
     inputs = np.where(np.isfinite(activations), incoming[:, None], np.inf)
     return RangeBytes(state + buffers + moment, inputs)
 
